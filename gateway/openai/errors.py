@@ -1,0 +1,67 @@
+"""Errors in OpenAI's shape, made in one place. Pure: no I/O, nothing about HTTP servers.
+
+Every refusal inside the gateway is an `ApiError`; the edge turns it into a response (`body`) or,
+after the head of a stream has left, into an SSE event (`gateway.openai.sse`).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+_TYPES = {
+    400: "invalid_request_error",
+    404: "not_found_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+    499: "client_closed_request",
+    500: "internal_error",
+    503: "unavailable_error",
+    504: "timeout_error",
+}
+
+
+class ApiError(Exception):
+    """A refusal or failure as the client sees it.
+
+    `param` names the place in the request, such as `response_format.json_schema.schema.properties.a.not`;
+    `message` says what is wrong and what to do, and holds no internal address.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "error": {
+                "message": self.message,
+                "type": _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "internal_error"),
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    def body(self) -> bytes:
+        return orjson.dumps(self.as_dict())
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    return ApiError(400, message, param=param, code=code)
+
+
+def not_supported_yet(param: str) -> ApiError:
+    """A known field whose feature is still to come: refused, never dropped."""
+    return ApiError(400, f"{param} is not supported yet; remove it.", param=param, code="unsupported_parameter")
