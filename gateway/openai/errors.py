@@ -62,6 +62,6 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return ApiError(400, message, param=param, code=code)
 
 
-def not_supported_yet(param: str) -> ApiError:
-    """A known field whose feature is still to come: refused, never dropped."""
-    return ApiError(400, f"{param} is not supported yet; remove it.", param=param, code="unsupported_parameter")
+def not_supported_yet(what: str, param: str | None = None) -> ApiError:
+    """Something known whose feature is still to come: refused, never dropped. `param` is `what` unless given."""
+    return bad_request(f"{what} is not supported yet; remove it.", param or what, "unsupported_parameter")

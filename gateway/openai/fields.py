@@ -1,0 +1,210 @@
+"""What becomes of every request field: the one table that validation, documentation and tests read.
+
+A field is *forwarded* to the engine, *done* by the gateway, *refused* with 400, or *ignored* with a
+warning header; ignoring is allowed only where the field cannot change the answer. Nothing is accepted
+and dropped. Fields that are forwarded or done are typed in `gateway.openai.schema`; all others arrive
+there as extra members and are judged here (`judge_extras`). Pure: no I/O.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from gateway.openai.errors import ApiError, bad_request, not_supported_yet
+
+
+class Fate(StrEnum):
+    FORWARDED = "forwarded"
+    DONE = "done by the gateway"
+    REFUSED = "refused"
+    IGNORED = "ignored with a warning"
+
+
+class Origin(StrEnum):
+    OPENAI = "OpenAI"
+    VLLM = "vLLM"
+    LEGACY = "vLLM before 0.12"
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One row. `key` is the sampling parameter that a forwarded field becomes; `stock` is False where
+    NVIDIA's stock backend cannot take it. `harmless` are values that ask for nothing and are accepted
+    wherever the field itself is refused; `only` are the values that may be ignored (None: any)."""
+
+    name: str
+    fate: Fate
+    origin: Origin
+    note: str
+    key: str | None = None
+    stock: bool = True
+    harmless: tuple[Any, ...] = ()
+    only: tuple[Any, ...] | None = None
+    later: bool = False
+
+
+def _forwarded(name: str, origin: Origin, note: str, *, key: str | None = None, stock: bool = True) -> Field:
+    return Field(name, Fate.FORWARDED, origin, note, key=key or name, stock=stock)
+
+
+def _done(name: str, origin: Origin, note: str) -> Field:
+    return Field(name, Fate.DONE, origin, note)
+
+
+def _later(name: str, origin: Origin, note: str, *harmless: Any) -> Field:
+    return Field(name, Fate.REFUSED, origin, note, harmless=harmless, later=True)
+
+
+def _refused(name: str, origin: Origin, note: str, *harmless: Any) -> Field:
+    return Field(name, Fate.REFUSED, origin, note, harmless=harmless)
+
+
+def _ignored(name: str, note: str, only: tuple[Any, ...] | None = None) -> Field:
+    return Field(name, Fate.IGNORED, Origin.OPENAI, note, only=only)
+
+
+_O, _V, _L = Origin.OPENAI, Origin.VLLM, Origin.LEGACY
+
+_CHAT_FIELDS = (
+    # What is asked, and how the answer comes back.
+    _done("model", _O, "Chooses the model; the answer repeats it as it was asked."),
+    _done("messages", _O, "Rendered with the model's chat template: system, developer, user, assistant; text."),
+    _done("stream", _O, "Server-sent events, ended by [DONE]."),
+    _done("stream_options", _O, "include_usage and continuous_usage_stats; include_obfuscation may be false."),
+    _done("max_completion_tokens", _O, "Sent as max_tokens; absent: the rest of the context."),
+    _done("max_tokens", _O, "The older name of max_completion_tokens."),
+    # The one constraint on the answer, whatever its name.
+    _done("response_format", _O, "Becomes vLLM's structured_outputs, after a check that it will be enforced."),
+    _done("structured_outputs", _V, "Exactly one constraint, checked like response_format."),
+    _done("guided_json", _L, "Translated to structured_outputs.json."),
+    _done("guided_regex", _L, "Translated to structured_outputs.regex."),
+    _done("guided_choice", _L, "Translated to structured_outputs.choice."),
+    _done("guided_grammar", _L, "Translated to structured_outputs.grammar."),
+    # Sampling.
+    _forwarded("temperature", _O, "0 to 2; 0 is greedy."),
+    _forwarded("top_p", _O, "Above 0, at most 1."),
+    _forwarded("frequency_penalty", _O, "-2 to 2."),
+    _forwarded("presence_penalty", _O, "-2 to 2."),
+    _forwarded("seed", _O, "A signed 64-bit integer."),
+    _forwarded("stop", _O, "A string or a list of strings, none of them empty."),
+    _forwarded("logit_bias", _O, "Token ids to a bias of -100 to 100.", stock=False),
+    _forwarded("top_k", _V, "0 or -1: off."),
+    _forwarded("min_p", _V, "0 to 1."),
+    _forwarded("repetition_penalty", _V, "Above 0; 1 is off."),
+    _forwarded("min_tokens", _V, "At most max_tokens."),
+    _forwarded("stop_token_ids", _V, "Token ids that end the answer."),
+    _forwarded("include_stop_str_in_output", _V, "Keep the stop string at the end of the answer."),
+    _forwarded("ignore_eos", _V, "Go on after the end token."),
+    _forwarded("bad_words", _V, "Words that must not appear."),
+    _forwarded("allowed_token_ids", _V, "The only tokens that may appear."),
+    _forwarded("skip_special_tokens", _V, "Leave special tokens out of the text; true unless set."),
+    _forwarded("spaces_between_special_tokens", _V, "True unless set."),
+    _forwarded("vllm_xargs", _V, "Arguments of custom logits processors.", key="extra_args"),
+    _forwarded("stream_interval", _V, "Tokens per chunk of a stream.", stock=False),
+    # The prompt.
+    _done("add_generation_prompt", _V, "Given to the chat template; true unless set."),
+    _done("continue_final_message", _V, "The last message is continued instead of answered."),
+    _done("add_special_tokens", _V, "Add the tokenizer's special tokens to what the template wrote; false unless set."),
+    _done("chat_template_kwargs", _V, "Variables for the chat template."),
+    _done("documents", _V, "Given to the chat template."),
+    # Cannot change the answer.
+    _ignored("user", "Names the end user."),
+    _ignored("metadata", "Labels of a stored answer; nothing is stored."),
+    _ignored("store", "Nothing is stored; only false can be asked for.", only=(False,)),
+    _ignored("safety_identifier", "Names the end user."),
+    _ignored("prompt_cache_key", "A hint for a cache; vLLM's prefix cache needs none."),
+    _ignored("service_tier", "There is one tier.", only=("auto", "default")),
+    # To come.
+    _later("n", _O, "Several choices.", 1),
+    _later("logprobs", _O, "Log probabilities of the sampled tokens.", False),
+    _later("top_logprobs", _O, "The best-ranked alternatives.", 0),
+    _later("tools", _O, "Tools that the model may call."),
+    _later("tool_choice", _O, "Which tool is called.", "none"),
+    _later("parallel_tool_calls", _O, "Several calls in one answer."),
+    _later("functions", _O, "The older form of tools."),
+    _later("function_call", _O, "The older form of tool_choice.", "none"),
+    _later("reasoning_effort", _O, "How long a reasoning model thinks."),
+    _later("thinking_token_budget", _V, "A limit on a reasoning model's thinking."),
+    _later("include_reasoning", _V, "Whether the thinking is part of the answer.", True),
+    _later("truncate_prompt_tokens", _V, "Cut a prompt that is too long."),
+    _later("truncation_side", _V, "Which end is cut."),
+    _later("priority", _V, "Earlier or later handling.", 0),
+    _later("cache_salt", _V, "Keeps a prompt's cache entries apart."),
+    _later("prompt_logprobs", _V, "Log probabilities of the prompt."),
+    _later("logprob_token_ids", _V, "Log probabilities of given tokens."),
+    _later("repetition_detection", _V, "End an answer that repeats itself."),
+    _later("return_token_ids", _V, "Token ids beside the text.", False),
+    _later("return_tokens_as_token_ids", _V, "Token ids in place of token texts.", False),
+    _later("return_prompt_text", _V, "The rendered prompt in the answer.", False),
+    _later("session_id", _V, "A stable name of the conversation."),
+    # Not what this server does.
+    _refused("audio", _O, "Spoken answers: text only."),
+    _refused("modalities", _O, "Text only.", ["text"]),
+    _refused("prediction", _O, "Predicted outputs: the engine has no such thing."),
+    _refused("verbosity", _O, "Say it in the prompt; no open model reads it.", "medium"),
+    _refused("web_search_options", _O, "There is no web search."),
+    _refused("moderation", _O, "There is no moderation."),
+    _refused("prompt_cache_options", _O, "vLLM's prefix cache has no per-request options."),
+    _refused("prompt_cache_retention", _O, "vLLM's prefix cache has no retention times.", "in_memory"),
+    _refused("use_beam_search", _V, "The engine's V1 has no beam search in one request.", False),
+    _refused("length_penalty", _V, "Belongs to beam search.", 1.0, 1),
+    _refused("best_of", _V, "Removed from vLLM.", 1),
+    _refused("echo", _V, "Belongs to completions.", False),
+    _refused("chat_template", _V, "A template is code of the operator's; set it in the gateway's settings."),
+    _refused("request_id", _V, "The engine's request ids are made by the engine."),
+    _refused("watermarking", _V, "No watermark is configured."),
+    _refused("media_io_kwargs", _V, "Text only."),
+    _refused("mm_processor_kwargs", _V, "Text only."),
+    _refused("mm_payload", _V, "Belongs to rendering alone.", "tensors"),
+    _refused("return_mm_kwargs", _V, "Belongs to rendering alone."),
+    _refused("return_token_offsets", _V, "Belongs to rendering alone.", False),
+    _refused("routed_experts_prompt_start", _V, "For training, not for serving.", 0),
+    _refused("kv_transfer_params", _V, "Disaggregated serving is set up between engines, not by clients."),
+    _refused("ec_transfer_params", _V, "Disaggregated serving is set up between engines, not by clients."),
+    _refused("logits_processors", _V, "Code from a client is not run; see vllm_xargs."),
+    _refused("guided_decoding_backend", _L, "The engine has one backend, chosen in its configuration."),
+    _refused("guided_whitespace_pattern", _L, "No engine backend reads it per request."),
+)
+
+CHAT: Mapping[str, Field] = {field.name: field for field in _CHAT_FIELDS}
+
+
+def judge_extras(extras: Mapping[str, Any], table: Mapping[str, Field], *, strict: bool) -> list[str]:
+    """Judge the members of a request that its type does not name.
+
+    Returns the warnings for the `x-gateway-warning` header; raises a 400 for a field that is refused
+    and, with `strict`, for one that no API knows. `null` is the same as absent.
+    """
+    warnings: list[str] = []
+    for name, value in extras.items():
+        if value is None:
+            continue
+        field = table.get(name)
+        if field is None:
+            if strict:
+                raise bad_request(
+                    f"Unknown field {name!r}; remove it.", param=name, code="unknown_parameter"
+                )
+            warnings.append(f"unknown field {name!r} was ignored")
+        elif field.fate is Fate.IGNORED:
+            if field.only is not None and not _is_one_of(value, field.only):
+                allowed = " or ".join(repr(v).lower() if isinstance(v, bool) else repr(v) for v in field.only)
+                raise bad_request(f"{name} can only be {allowed} here: {field.note}", param=name)
+            warnings.append(f"{name} was ignored")
+        elif not _is_one_of(value, field.harmless):
+            raise _refusal(field)
+    return warnings
+
+
+def _is_one_of(value: Any, allowed: tuple[Any, ...]) -> bool:
+    # `False == 0` and `1 == True` in Python, but not in JSON.
+    return any(type(value) is type(v) and value == v for v in allowed)
+
+
+def _refusal(field: Field) -> ApiError:
+    if field.later:
+        return not_supported_yet(field.name)
+    return bad_request(
+        f"{field.name} is not supported: {field.note} Remove it.", param=field.name, code="unsupported_parameter"
+    )

@@ -1,0 +1,21 @@
+"""The state table of routing: which Triton instances there are, what each serves, how busy it is.
+
+Values only; they are filled by `gateway.triton.control` and read by `gateway.routing.policy`.
+"""
+
+from dataclasses import dataclass, field
+
+from gateway.triton.contract import Backend
+from gateway.triton.generate import Connections
+
+
+@dataclass(slots=True)
+class Instance:
+    """One Triton server. `backends` holds the models that are ready on it, by Triton's name;
+    `reasons` says in a sentence why a model is not among them."""
+
+    name: str
+    connections: Connections
+    backends: dict[str, Backend] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    in_flight: int = 0

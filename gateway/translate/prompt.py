@@ -1,0 +1,147 @@
+"""Messages → prompt text, through the model's chat template. Pure: no I/O.
+
+The template runs in `transformers`' own sandbox and is compiled once. What a template cannot show is
+refused or warned about, never dropped: content other than text, roles that belong to tools, a name
+that the template does not read.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jinja2
+import jinja2.nodes
+from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
+
+from gateway.openai.errors import bad_request, not_supported_yet
+from gateway.openai.schema import ChatRequest, ContentPart, Message
+
+_LATER_PARTS = {"image_url", "input_audio", "file", "video_url", "audio_url", "image", "image_embeds"}
+_LATER_MEMBERS = ("tool_calls", "tool_call_id", "function_call", "reasoning", "reasoning_content", "audio", "refusal")
+_RESERVED = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template"}
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A rendered prompt and what could not be shown in it."""
+
+    text: str
+    warnings: list[str] = field(default_factory=list)
+
+
+class ChatTemplate:
+    """One model's chat template.
+
+    `source` is Jinja text; `special_tokens` maps `bos_token`, `eos_token`, … to their text, as the
+    tokenizer's configuration names them. Raises `ValueError` with a sentence when the template does
+    not compile.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        self._source = source
+        self._special_tokens = dict(special_tokens)
+        try:
+            tree = _compile_jinja_template(source).environment.parse(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise ValueError(f"the chat template does not compile: line {error.lineno}: {error.message}") from None
+        self._takes_parts = _loops_over_content(tree)
+        self._takes_text = not self._takes_parts or re.search(r"\bis\s+(not\s+)?string\b", source) is not None
+        self._knows_developer = "developer" in source
+        self._reads_name = re.search(r"""\[['"]name['"]\]|\.name\b""", source) is not None
+
+    def render(self, request: ChatRequest) -> Prompt:
+        """Render one request; what the template or the messages forbid is a 400."""
+        warnings: list[str] = []
+        messages = [self._message(m, f"messages[{i}]", warnings) for i, m in enumerate(request.messages)]
+        options = self._options(request)
+        try:
+            rendered, _ = render_jinja_template(
+                conversations=[messages], chat_template=self._source, documents=request.documents, **options
+            )
+        except jinja2.TemplateError as error:
+            # raise_exception of the template's author, such as "roles must alternate".
+            raise bad_request(f"The model's chat template refused the messages: {error}", param="messages") from None
+        except (ValueError, TypeError) as error:
+            raise bad_request(f"The model's chat template could not be rendered: {error}", param="messages") from None
+        return Prompt(rendered[0], warnings)
+
+    def _options(self, request: ChatRequest) -> dict[str, Any]:
+        extra = request.chat_template_kwargs or {}
+        for name in extra:
+            if name in _RESERVED or name in self._special_tokens:
+                raise bad_request(
+                    f"chat_template_kwargs.{name} is set by the gateway; remove it.",
+                    param=f"chat_template_kwargs.{name}",
+                )
+        goes_on = bool(request.continue_final_message)
+        answers = request.add_generation_prompt
+        if goes_on and answers:
+            raise bad_request(
+                "continue_final_message and add_generation_prompt exclude each other; give one of them.",
+                param="continue_final_message",
+            )
+        return {
+            **self._special_tokens,
+            **extra,
+            "continue_final_message": goes_on,
+            "add_generation_prompt": not goes_on if answers is None else answers,
+        }
+
+    def _message(self, message: Message, place: str, warnings: list[str]) -> dict[str, Any]:
+        role = message.role
+        if role in ("tool", "function"):
+            raise not_supported_yet(f"{place}.role {role!r}", param=f"{place}.role")
+        extras = message.model_extra or {}
+        for name, value in extras.items():
+            if value is None or value == []:
+                continue
+            if name in _LATER_MEMBERS:
+                raise not_supported_yet(f"{place}.{name}")
+            warnings.append(f"unknown field '{place}.{name}' was ignored")
+        if message.content is None:
+            raise bad_request(f"{place}.content is required.", param=f"{place}.content")
+        if role == "developer" and not self._knows_developer:
+            # OpenAI's successor of the system role; templates that predate it know only the latter.
+            role = "system"
+        rendered: dict[str, Any] = {"role": role, "content": self._content(message.content, f"{place}.content")}
+        if message.name is not None:
+            rendered["name"] = message.name
+            if not self._reads_name:
+                warnings.append(f"{place}.name is not read by the model's chat template")
+        return rendered
+
+    def _content(self, content: str | list[ContentPart], place: str) -> str | list[dict[str, str]]:
+        if isinstance(content, str):
+            return content if self._takes_text else [{"type": "text", "text": content}]
+        texts = [_text_of(part, f"{place}[{i}]") for i, part in enumerate(content)]
+        if not texts:
+            raise bad_request(f"{place} must not be empty.", param=place)
+        if self._takes_parts:
+            return [{"type": "text", "text": text} for text in texts]
+        return "\n".join(texts)
+
+
+def _text_of(part: ContentPart, place: str) -> str:
+    if part.type in _LATER_PARTS:
+        raise not_supported_yet(f"{place}.type {part.type!r}", param=f"{place}.type")
+    if part.type != "text":
+        raise bad_request(f"{place}.type must be 'text'.", param=f"{place}.type")
+    if part.text is None:
+        raise bad_request(f"{place}.text is required.", param=f"{place}.text")
+    return part.text
+
+
+def _loops_over_content(tree: jinja2.nodes.Template) -> bool:
+    """Whether the template takes a message's content as a list of parts: it loops over `….content`."""
+    return any(_is_content(loop.iter) for loop in tree.find_all(jinja2.nodes.For))
+
+
+def _is_content(node: jinja2.nodes.Node) -> bool:
+    while isinstance(node, jinja2.nodes.Filter) and node.node is not None:
+        node = node.node
+    if isinstance(node, jinja2.nodes.Getattr):
+        return node.attr == "content"
+    if isinstance(node, jinja2.nodes.Getitem):
+        return isinstance(node.arg, jinja2.nodes.Const) and node.arg.value == "content"
+    return isinstance(node, jinja2.nodes.Name) and node.name == "content"

@@ -1,0 +1,181 @@
+"""The contract with a vLLM backend inside Triton: request bodies, responses, error texts, capabilities.
+
+Everything that the gateway knows of Triton's tensors stands here, for this project's backend (OURS) and
+for NVIDIA's stock one (STOCK). Pure: values in, values out. The other half of the contract is
+`vllm_backend/contract.py`.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import orjson
+
+from gateway.openai.errors import ApiError, bad_request
+
+# Triton's release 26.01 is server version 2.65; a minor version is a month.
+_OLDEST_STOCK = (2, 65)
+_OLDEST_STOCK_RELEASE = "26.01"
+RETRY_AFTER_S = "5"
+
+
+class Backend(StrEnum):
+    OURS = "ours"
+    STOCK = "stock"
+
+
+class Delta(NamedTuple):
+    """One Triton response: what it adds to the answer. Counts are in tokens."""
+
+    text: str
+    finish_reason: str | None
+    prompt_tokens: int
+    new_tokens: int
+
+
+class UpstreamError(Exception):
+    """An error text that Triton or the model answered, as it came."""
+
+
+def backend_of(metadata: Mapping[str, Any]) -> Backend:
+    """Which backend serves a model, from Triton's metadata: an optional input is the only capability
+    that the metadata can show."""
+    names = {tensor.get("name") for tensor in metadata.get("inputs", ())}
+    return Backend.OURS if "send_admission" in names else Backend.STOCK
+
+
+def stock_is_too_old(server_version: str) -> str | None:
+    """Why a server's stock backend cannot be used, in one sentence, or None.
+
+    Before 26.01 the stock backend takes `guided_decoding` where newer ones take `structured_outputs`
+    (releases before 25.11), or predates the contract that was tested.
+    """
+    found = re.match(r"(\d+)\.(\d+)", server_version)
+    if found and (int(found[1]), int(found[2])) >= _OLDEST_STOCK:
+        return None
+    return (
+        f"Triton {server_version} with the stock vLLM backend is older than release {_OLDEST_STOCK_RELEASE} "
+        f"(server {_OLDEST_STOCK[0]}.{_OLDEST_STOCK[1]}), the oldest that is supported; upgrade it, install this "
+        "project's vllm_backend, or set accept_old_triton."
+    )
+
+
+def request_body(
+    backend: Backend,
+    prompt: str,
+    sampling: Mapping[str, Any],
+    constraint: Mapping[str, Any] | None,
+    *,
+    add_special_tokens: bool,
+    max_model_len: int | None,
+) -> bytes:
+    """The body of `POST /v2/models/M/generate_stream`.
+
+    `sampling` holds `max_tokens`, None for the rest of the context; `constraint` is vLLM's
+    `structured_outputs` object.
+    """
+    parameters = dict(sampling)
+    inputs: dict[str, Any] = {
+        "text_input": prompt,
+        "stream": True,
+        "exclude_input_in_output": True,
+        "return_finish_reason": True,
+        "return_num_input_tokens": True,
+        "return_num_output_tokens": True,
+    }
+    if backend is Backend.OURS:
+        inputs["send_admission"] = True
+        inputs["add_special_tokens"] = add_special_tokens
+        if constraint is not None:
+            parameters["structured_outputs"] = constraint
+    else:
+        if parameters["max_tokens"] is None:
+            if max_model_len is None:
+                raise bad_request(
+                    "max_tokens is required for this model: its context length is not known to the gateway "
+                    "(setting max_model_len).",
+                    param="max_tokens",
+                )
+            # The engine ends a request at the end of its context whatever the limit; absent would mean 16.
+            parameters["max_tokens"] = max_model_len
+        if constraint is not None:
+            # The stock backend wants JSON inside the JSON, and nothing but a string.
+            parameters["structured_outputs"] = _dumps(constraint).decode()
+    inputs["sampling_parameters"] = _dumps(parameters).decode()
+    return orjson.dumps(inputs)
+
+
+def _dumps(value: Any) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        # Integers beyond 64 bits, which a client's schema may hold.
+        return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+
+
+def parse_response(payload: bytes) -> Delta:
+    """One event of the stream. Raises `UpstreamError` with the text of an error event, `ValueError` for
+    anything that is no response of a vLLM backend."""
+    response = orjson.loads(payload)
+    text = response.get("text_output")
+    if text is None:
+        raise UpstreamError(str(response.get("error", "the event holds neither text_output nor error")))
+    reason = response.get("finish_reason")
+    return Delta(
+        text,
+        None if reason is None or reason == "None" else reason,
+        response.get("num_input_tokens", 0),
+        response.get("num_output_tokens", 0),
+    )
+
+
+_OURS_ERROR = re.compile(r"(INVALID_ARG|UNAVAILABLE|INTERNAL)(?: ([^\s:]+))?: (.*)", re.DOTALL)
+_TOO_LONG = re.compile(r"maximum (?:context|model) length", re.IGNORECASE)
+_STOCK_CLIENT_FAULT = re.compile(r"Grammar error|Invalid grammar|not supported by xgrammar|must be|cannot", re.IGNORECASE)
+
+
+def error_from(text: str, backend: Backend) -> ApiError:
+    """An upstream error text → what the client sees.
+
+    Only this project's backend says whose fault it was (Triton's HTTP turns every code into 400), so
+    its prefix is trusted from it alone.
+    """
+    if backend is Backend.OURS:
+        found = _OURS_ERROR.search(text)
+        if found is None:
+            return internal_error("the inference server refused the request for a reason that it did not name")
+        code, place, sentence = found.groups()
+        if code == "INVALID_ARG":
+            param = _client_param(place)
+            return bad_request(sentence, param, "context_length_exceeded" if param == "messages" else "invalid_value")
+        if code == "UNAVAILABLE":
+            return unavailable(sentence)
+        return internal_error(sentence)
+    text = text.removeprefix("Error generating stream: ")
+    if _TOO_LONG.search(text):
+        return bad_request(text, "messages", "context_length_exceeded")
+    if "EngineDead" in text or "engine core" in text.lower():
+        return unavailable("The engine is not running.")
+    if _STOCK_CLIENT_FAULT.search(text):
+        return bad_request(text, None, "invalid_value")
+    return internal_error("the engine refused the request; the cause is in Triton's log")
+
+
+def _client_param(place: str | None) -> str | None:
+    """A place in the backend's inputs → the place in the client's request."""
+    if place is None:
+        return None
+    if place in ("prompt", "text_input", "input_ids"):
+        return "messages"
+    name = place.removeprefix("sampling_parameters.")
+    return "vllm_xargs" + name.removeprefix("extra_args") if name.startswith("extra_args") else name
+
+
+def unavailable(message: str) -> ApiError:
+    return ApiError(503, message, code="engine_unavailable", headers={"retry-after": RETRY_AFTER_S})
+
+
+def internal_error(reason: str) -> ApiError:
+    return ApiError(500, f"The engine failed: {reason}.".replace("..", "."), code="engine_error")

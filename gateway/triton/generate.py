@@ -1,0 +1,261 @@
+"""The generate hot path: one HTTP/1.1 connection per open request, spoken by an `asyncio.Protocol`.
+
+`Connections` belongs to one Triton instance and keeps idle connections; `Call` is one request: send,
+wait for the head (which Triton sends with the first response), read events as they come, cancel at any
+moment. Cancelling closes the connection: Triton then tells the backend within milliseconds, once a
+first response has been sent.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from gateway.triton.limits import IDLE_CONNECTIONS, READ_AHEAD_BYTES
+from gateway.triton.response_parser import ProtocolError, ResponseParser
+
+
+class ConnectError(Exception):
+    """No connection to the instance could be made: the request never reached it."""
+
+
+class BrokenConnection(Exception):
+    """The connection died in the middle of a request. `answered`: at least one byte of the answer came."""
+
+    def __init__(self, message: str, *, answered: bool) -> None:
+        super().__init__(message)
+        self.answered = answered
+
+
+class Connections:
+    """The connections to one Triton instance.
+
+    `url` is its base URL (`http://host:port`, `https://…`, perhaps with a path);
+    `connect_timeout` is in seconds.
+    """
+
+    def __init__(self, url: str, connect_timeout: float) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"{url!r} is not a URL such as http://127.0.0.1:8000")
+        self._host = parts.hostname
+        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._path = parts.path.rstrip("/")
+        self._netloc = parts.netloc.rpartition("@")[2]
+        self._connect_timeout = connect_timeout
+        self._idle: list[_Connection] = []
+
+    def call(self, path: str, body: bytes) -> "Call":
+        """A `POST` that is sent when its head is awaited."""
+        head = (
+            f"POST {self._path}{path} HTTP/1.1\r\nHost: {self._netloc}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n"
+        )
+        return Call(self, head.encode() + body)
+
+    def take_idle(self) -> "_Connection | None":
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_open:
+                return connection
+        return None
+
+    def give_back(self, connection: "_Connection") -> None:
+        if len(self._idle) < IDLE_CONNECTIONS:
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+    def forget(self, connection: "_Connection") -> None:
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    async def connect(self) -> "_Connection":
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._connect_timeout):
+                _, connection = await loop.create_connection(
+                    lambda: _Connection(self.forget), self._host, self._port, ssl=self._tls
+                )
+        except (OSError, TimeoutError) as error:
+            raise ConnectError(str(error) or type(error).__name__) from None
+        return connection
+
+    def close(self) -> None:
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()
+
+
+class Call:
+    """One request. Await `head()`, then `next()` until it returns None; `cancel` from anywhere."""
+
+    def __init__(self, connections: Connections, request: bytes) -> None:
+        self._connections = connections
+        self._request = request
+        self._connection: _Connection | None = None
+        self._failure: Exception | None = None
+
+    async def head(self) -> int:
+        """Send the request and wait for the status of the answer.
+
+        Raises `ConnectError`, `BrokenConnection`, or what `cancel` was given. A kept connection may
+        have been closed by the server a moment ago: then, if no byte of an answer came, the request is
+        sent once more, on a fresh connection.
+        """
+        kept = self._connections.take_idle()
+        if kept is not None:
+            try:
+                return await self._send(kept)
+            except BrokenConnection as error:
+                if error.answered:
+                    raise
+        return await self._send(await self._connections.connect())
+
+    async def next(self) -> list[bytes] | None:
+        """The events that came since the last call, at least one; None at the end of the answer."""
+        connection = self._connection
+        if connection is None:
+            self._raise_failure()
+            return None
+        while not (events := connection.parser.take()):
+            if connection.parser.done:
+                self._finish(connection)
+                return None
+            await self._wait(connection)
+        connection.taken()
+        return events
+
+    async def error_body(self) -> bytes:
+        """The whole body of an answer whose status is not 200."""
+        connection = self._connection
+        assert connection is not None
+        while not connection.parser.done:
+            await self._wait(connection)
+        body = connection.parser.error_body
+        self._finish(connection)
+        return body
+
+    def cancel(self, reason: Exception) -> None:
+        """Close the connection unless the answer is complete; whoever waits gets `reason`. Idempotent."""
+        if self._failure is None:
+            self._failure = reason
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+            connection.wake()
+
+    async def _send(self, connection: "_Connection") -> int:
+        if self._failure is not None:
+            connection.close()
+            raise self._failure
+        self._connection = connection
+        connection.send(self._request)
+        while not connection.parser.status:
+            await self._wait(connection)
+        return connection.parser.status
+
+    async def _wait(self, connection: "_Connection") -> None:
+        await connection.wait()
+        self._raise_failure()
+        if connection.failure is not None:
+            self._connection = None
+            raise BrokenConnection(connection.failure, answered=connection.answered)
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _finish(self, connection: "_Connection") -> None:
+        self._connection = None
+        if connection.parser.reusable and connection.is_open:
+            self._connections.give_back(connection)
+        else:
+            connection.close()
+
+
+class _Connection(asyncio.Protocol):
+    """A connection, used by one call at a time. Reading pauses while the call is behind."""
+
+    def __init__(self, on_lost: Callable[["_Connection"], None]) -> None:
+        self.parser = ResponseParser()
+        self.failure: str | None = None
+        self.answered = False
+        self._on_lost = on_lost
+        self._transport: asyncio.Transport | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._unread = 0
+        self._paused = False
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def send(self, request: bytes) -> None:
+        self.parser = ResponseParser()
+        self.answered = False
+        self._unread = 0
+        assert self._transport is not None
+        self._transport.write(request)
+
+    async def wait(self) -> None:
+        """Until something changed. A failure that is already known returns at once."""
+        if self.failure is not None:
+            return
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def taken(self) -> None:
+        self._unread = 0
+        if self._paused and self._transport is not None:
+            self._paused = False
+            self._transport.resume_reading()
+
+    def close(self) -> None:
+        # abort, not close: a request body that is still being written must not keep the socket open.
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.answered = True
+        try:
+            self.parser.feed(data)
+        except ProtocolError as error:
+            self._fail(str(error))
+            self.close()
+            return
+        self._unread += len(data)
+        if self._unread > READ_AHEAD_BYTES and not self._paused and not self.parser.done:
+            self._paused = True
+            assert self._transport is not None
+            self._transport.pause_reading()
+        self.wake()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        self._on_lost(self)
+        if not self.parser.done:
+            try:
+                self.parser.eof()
+            except ProtocolError as reason:
+                self._fail(str(error or reason))
+        self.wake()
+
+    def _fail(self, reason: str) -> None:
+        self.failure = reason
+        self.wake()

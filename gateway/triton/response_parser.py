@@ -1,0 +1,153 @@
+"""Triton's HTTP/1.1 responses, parsed without I/O: bytes in, events out, for every cut of the bytes.
+
+Knows just what a generate stream needs: a status line, `Content-Length`, chunked coding or
+read-to-close, and, in a 200 body, server-sent events of one `data:` line each (a JSON text holds no
+raw line break, so a line is an event).
+"""
+
+from gateway.triton.limits import MAX_EVENT_BYTES, MAX_HEAD_BYTES
+
+
+class ProtocolError(Exception):
+    """The peer does not speak HTTP/1.1 as a generate stream does."""
+
+
+class ResponseParser:
+    """One response. `feed` every read; then `status` (0 until the head is there), `take()`, `done`.
+
+    `error_body` collects a body whose status is not 200. `reusable` says whether the connection can
+    carry another request after `done`.
+    """
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.done = False
+        self.reusable = False
+        self.error_body = b""
+        self.events: list[bytes] = []
+        self._raw = b""  # not yet decoded: the head, or chunked coding
+        self._line = b""  # decoded: the tail of a line that is not complete
+        self._chunked = False
+        self._left: int | None = 0  # bytes left in this chunk or body; None: until the connection closes
+        self._in_trailer = False
+
+    def feed(self, data: bytes) -> None:
+        """Raises `ProtocolError`; the connection is then of no use."""
+        if self.done:
+            raise ProtocolError("bytes after the end of the response")
+        self._raw = self._raw + data if self._raw else data
+        if not self.status and not self._parse_head():
+            return
+        if self._chunked:
+            self._parse_chunks()
+        else:
+            self._parse_plain()
+
+    def eof(self) -> None:
+        """The peer closed the connection. Raises `ProtocolError` unless that ends the response."""
+        if self.status and not self._chunked and self._left is None:
+            self.done = True
+        elif not self.done:
+            raise ProtocolError("the connection was closed in the middle of the response")
+
+    def take(self) -> list[bytes]:
+        """The payloads that are complete and not taken yet."""
+        events, self.events = self.events, []
+        return events
+
+    def _parse_head(self) -> bool:
+        end = self._raw.find(b"\r\n\r\n")
+        if end < 0:
+            if len(self._raw) > MAX_HEAD_BYTES:
+                raise ProtocolError("the response head is too long")
+            return False
+        lines = self._raw[:end].split(b"\r\n")
+        self._raw = self._raw[end + 4 :]
+        version, _, rest = lines[0].partition(b" ")
+        if not version.startswith(b"HTTP/1.") or not rest[:3].isdigit():
+            raise ProtocolError("the response has no HTTP/1.1 status line")
+        status = int(rest[:3])
+        if 100 <= status < 200:
+            return self._parse_head()
+        headers: dict[bytes, bytes] = {}
+        for line in lines[1:]:
+            name, _, value = line.partition(b":")
+            headers[name.strip().lower()] = value.strip()
+        self.status = status
+        self.reusable = version == b"HTTP/1.1" and headers.get(b"connection", b"").lower() != b"close"
+        self._chunked = b"chunked" in headers.get(b"transfer-encoding", b"").lower()
+        if not self._chunked:
+            length = headers.get(b"content-length")
+            if length is None:
+                self._left, self.reusable = None, False
+            elif length.isdigit():
+                self._left = int(length)
+            else:
+                raise ProtocolError("the response has a Content-Length that is no number")
+        return True
+
+    def _parse_plain(self) -> None:
+        data, self._raw = self._raw, b""
+        if self._left is None:
+            self._body(data)
+            return
+        if len(data) > self._left:
+            raise ProtocolError("bytes after the end of the response")
+        self._left -= len(data)
+        self._body(data)
+        self.done = self._left == 0
+
+    def _parse_chunks(self) -> None:
+        raw, at, size = self._raw, 0, len(self._raw)
+        parts: list[bytes] = []
+        while at < size and not self.done:
+            if self._left:
+                # `_left` counts the chunk's closing CRLF too.
+                part = raw[at : at + self._left]
+                at += len(part)
+                self._left -= len(part)
+                framing = max(0, 2 - self._left)
+                parts.append(part[: max(0, len(part) - framing)])
+                continue
+            end = raw.find(b"\r\n", at)
+            if end < 0:
+                if size - at > MAX_HEAD_BYTES:
+                    raise ProtocolError("a chunk's size line is too long")
+                break
+            line = raw[at:end]
+            at = end + 2
+            if self._in_trailer:
+                self.done = not line
+            else:
+                self._start_chunk(line)
+        self._raw = raw[at:]
+        if parts:
+            self._body(b"".join(parts))
+        if self.done and self._raw:
+            raise ProtocolError("bytes after the end of the response")
+
+    def _start_chunk(self, line: bytes) -> None:
+        try:
+            size = int(line.partition(b";")[0], 16)
+        except ValueError:
+            raise ProtocolError("a chunk has no size") from None
+        if size < 0 or size > MAX_EVENT_BYTES:
+            raise ProtocolError("a chunk is too long")
+        if size:
+            self._left = size + 2
+        else:
+            self._in_trailer = True
+
+    def _body(self, data: bytes) -> None:
+        if self.status != 200:
+            self.error_body += data
+            if len(self.error_body) > MAX_EVENT_BYTES:
+                raise ProtocolError("the error body is too long")
+            return
+        lines = (self._line + data if self._line else data).split(b"\n")
+        self._line = lines.pop()
+        if len(self._line) > MAX_EVENT_BYTES:
+            raise ProtocolError("an event is too long")
+        for line in lines:
+            if line.startswith(b"data:"):
+                self.events.append(line[5:].strip())
