@@ -1,0 +1,94 @@
+"""Noticing that a client has gone away: the requests that are open, and the sweep that asks Triton about each.
+
+Triton's `is_cancelled()` on a response sender whose final flag was sent ends the whole server with signal 11. So a sender is
+reached only through `Channel`, whose lock lies around both. No vLLM here, and no Triton but the sender that is handed in.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+SWEEP_INTERVAL = 0.05
+"""Seconds from the start of one sweep to the start of the next: a cancellation is seen in about half of it, at most in all of it."""
+
+
+class ResponseSender(Protocol):
+    """The response sender of Triton's Python backend."""
+
+    def send(self, response: Any = None, flags: int = 0) -> None: ...
+
+    def is_cancelled(self) -> bool: ...
+
+
+class Channel:
+    """The way back to the client of one request. Any thread may finish it; only one thread may send."""
+
+    def __init__(self, sender: ResponseSender, final_flag: int) -> None:
+        self._sender = sender
+        self._final_flag = final_flag
+        self._lock = threading.Lock()
+        self._finished = False
+
+    def send(self, response: Any) -> None:
+        """Sends a response that is not the last one."""
+        self._sender.send(response)
+
+    def finish(self, response: Any = None) -> None:
+        """Sends the final flag, with the last response if there is one. A second call does nothing."""
+        with self._lock:
+            if self._finished:
+                return
+            self._finished = True
+            if response is None:
+                self._sender.send(flags=self._final_flag)
+            else:
+                self._sender.send(response, flags=self._final_flag)
+
+    def is_cancelled(self) -> bool:
+        """Whether the client has gone away; False once the channel is finished."""
+        with self._lock:
+            return not self._finished and self._sender.is_cancelled()
+
+
+class Sweeper:
+    """One thread that asks for every open channel, `SWEEP_INTERVAL` apart, whether its client is still there.
+
+    A question is a round trip to the server, so with hundreds of open requests a sweep takes longer than the interval; the pause
+    after it is then as long as the sweep was, which leaves the other half of the time to the tokens.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[Channel, Callable[[], None]] = {}
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="cancellation-sweep", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def watch(self, channel: Channel, on_cancel: Callable[[], None]) -> None:
+        """Calls `on_cancel` once, from the sweep's thread, when the channel's client has gone away."""
+        with self._lock:
+            self._open[channel] = on_cancel
+
+    def forget(self, channel: Channel) -> None:
+        with self._lock:
+            self._open.pop(channel, None)
+
+    def _run(self) -> None:
+        pause = SWEEP_INTERVAL
+        while not self._stop.wait(pause):
+            began = time.monotonic()
+            with self._lock:
+                channels = list(self._open.items())
+            for channel, on_cancel in channels:
+                if channel.is_cancelled():
+                    self.forget(channel)
+                    on_cancel()
+            took = time.monotonic() - began
+            pause = max(SWEEP_INTERVAL - took, took)

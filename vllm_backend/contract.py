@@ -1,0 +1,103 @@
+"""What this backend and its clients agree on: the tensors of a request and of its responses, and the error texts.
+
+Only constants, small value types and the error classes belong here: no I/O, no vLLM, no Triton. The tensor tables are the one
+source for `auto_complete_config`, for reading a request and for building a response.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One input or output, in the words of `config.pbtxt`."""
+
+    name: str
+    data_type: str
+    dims: tuple[int, ...]
+    optional: bool = False
+
+
+TEXT_INPUT = "text_input"
+INPUT_IDS = "input_ids"
+STREAM = "stream"
+SAMPLING_PARAMETERS = "sampling_parameters"
+EXCLUDE_INPUT_IN_OUTPUT = "exclude_input_in_output"
+SEND_ADMISSION = "send_admission"
+ADD_SPECIAL_TOKENS = "add_special_tokens"
+IMAGE = "image"
+EMBEDDING_REQUEST = "embedding_request"
+
+TEXT_OUTPUT = "text_output"
+FINISH_REASON = "finish_reason"
+CUMULATIVE_LOGPROB = "cumulative_logprob"
+LOGPROBS = "logprobs"
+NUM_INPUT_TOKENS = "num_input_tokens"
+NUM_OUTPUT_TOKENS = "num_output_tokens"
+
+OUTPUTS = (
+    Tensor(TEXT_OUTPUT, "TYPE_STRING", (-1,)),
+    Tensor(FINISH_REASON, "TYPE_STRING", (-1,)),
+    Tensor(CUMULATIVE_LOGPROB, "TYPE_FP32", (-1,)),
+    Tensor(LOGPROBS, "TYPE_STRING", (-1,)),
+    Tensor(NUM_INPUT_TOKENS, "TYPE_UINT32", (1,)),
+    Tensor(NUM_OUTPUT_TOKENS, "TYPE_UINT32", (-1,)),
+)
+
+RETURN_FLAGS = {f"return_{output.name}": output.name for output in OUTPUTS if output.name != TEXT_OUTPUT}
+"""The BOOL input that asks for an output, to that output's name. `text_output` is always sent."""
+
+INPUTS = (
+    Tensor(TEXT_INPUT, "TYPE_STRING", (1,), optional=True),
+    Tensor(INPUT_IDS, "TYPE_INT64", (-1,), optional=True),
+    Tensor(STREAM, "TYPE_BOOL", (1,), optional=True),
+    Tensor(SAMPLING_PARAMETERS, "TYPE_STRING", (1,), optional=True),
+    Tensor(EXCLUDE_INPUT_IN_OUTPUT, "TYPE_BOOL", (1,), optional=True),
+    Tensor(SEND_ADMISSION, "TYPE_BOOL", (1,), optional=True),
+    Tensor(ADD_SPECIAL_TOKENS, "TYPE_BOOL", (1,), optional=True),
+    *(Tensor(flag, "TYPE_BOOL", (1,), optional=True) for flag in RETURN_FLAGS),
+    Tensor(IMAGE, "TYPE_STRING", (-1,), optional=True),
+    Tensor(EMBEDDING_REQUEST, "TYPE_STRING", (1,), optional=True),
+)
+
+NOT_YET_SUPPORTED = (IMAGE, EMBEDDING_REQUEST)
+"""Inputs of the stock contract that are declared, so that their refusal is ours and says so."""
+
+UNFINISHED = "None"
+"""The text of `finish_reason` in every response but the last."""
+
+
+class RequestError(Exception):
+    """A request's failure as its client reads it. Triton's HTTP turns every error code into 400, so the text carries it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+
+class InvalidArgument(RequestError):
+    """The client's fault: `INVALID_ARG <place>: <sentence>`.
+
+    `place` is an input's name, `sampling_parameters.<key>`, or `prompt` when the prompt's own length is wrong.
+    """
+
+    def __init__(self, place: str, sentence: str) -> None:
+        super().__init__(f"INVALID_ARG {place}: {sentence}")
+        self.place = place
+
+
+class Unavailable(RequestError):
+    """The engine is gone, busy or going away; the same request may succeed elsewhere or later: `UNAVAILABLE: <sentence>`."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(f"UNAVAILABLE: {sentence}")
+
+
+class Internal(RequestError):
+    """The engine's fault: `INTERNAL: <sentence>`."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(f"INTERNAL: {sentence}")
+
+
+class StartError(Exception):
+    """Why the model cannot be loaded, in one sentence for the operator."""

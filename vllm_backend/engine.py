@@ -1,0 +1,278 @@
+"""vLLM behind a small interface: start, admit a request, read its outputs, abort it, shut down.
+
+The only module that imports vLLM, written for the release in `versions.py`. Nothing of Triton is known here. Every exception that
+leaves it is one of `contract`'s, so a client never sees vLLM's own types or a stack trace.
+"""
+
+import asyncio
+import dataclasses
+import json
+import os
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from vllm import SamplingParams
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.exceptions import GracefulHTTPError, VLLMClientError
+from vllm.inputs import TextPrompt, TokensPrompt
+from vllm.outputs import CompletionOutput
+from vllm.platforms import current_platform
+from vllm.renderers.inputs.preprocess import parse_model_prompt
+from vllm.sampling_params import RepetitionDetectionParams, RequestOutputKind, StructuredOutputsParams
+from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.output_processor import RequestOutputCollector
+
+from vllm_backend import contract
+from vllm_backend.contract import Internal, InvalidArgument, RequestError, StartError, Unavailable
+from vllm_backend.request import GenerateRequest
+from vllm_backend.sampling import constraint_kind, place_of
+
+ENGINE_DEAD = "the engine has stopped; load the model again."
+
+_FIRST_TOKEN_TIMEOUT = 600.0
+"""Seconds for the very first token, in which kernels may still be compiled."""
+
+
+def read_engine_args(path: Path) -> AsyncEngineArgs:
+    """The engine arguments in a model's `model.json`. Raises StartError."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise StartError(f"{path} is missing: it holds vLLM's engine arguments as a JSON object.") from None
+    except ValueError as error:
+        raise StartError(f"{path} is not valid JSON: {error}.") from None
+    if not isinstance(values, dict):
+        raise StartError(f"{path} must hold a JSON object of vLLM's engine arguments.")
+    known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+    if unknown := sorted(set(values) - known):
+        raise StartError(f"{path}: {', '.join(unknown)}: no engine argument of the installed vLLM.")
+    model = values.get("model")
+    if not isinstance(model, str) or not model:
+        raise StartError(f'{path} must name the model: "model": a folder, or a name on the Hugging Face Hub.')
+    if os.path.isabs(model) and not os.path.isdir(model):
+        raise StartError(f"{path}: the model folder {model} does not exist.")
+    try:
+        return AsyncEngineArgs(**values)
+    except Exception as error:
+        raise StartError(f"{path}: {_one_line(error)}") from error
+
+
+class Generation:
+    """An admitted request: its prompt's length, and its outputs in order."""
+
+    def __init__(
+        self,
+        llm: AsyncLLM,
+        request_id: str,
+        queue: RequestOutputCollector,
+        request: GenerateRequest,
+        prompt_tokens: int,
+    ) -> None:
+        self.prompt_tokens = prompt_tokens
+        self._llm = llm
+        self._request_id = request_id
+        self._queue = queue
+        self._constraint = constraint_kind(request.sampling)
+
+    async def next_output(self) -> CompletionOutput:
+        """The next output: when streaming, the tokens since the last one. Its `finish_reason` is set in the last one.
+
+        Raises RequestError if the request cannot be finished.
+        """
+        try:
+            # Without an await while there is something to read: fewer switches of task under load.
+            result = self._queue.get_nowait() or await self._queue.get()
+        except EngineDeadError as error:
+            raise Unavailable(ENGINE_DEAD) from error
+        except Exception as error:
+            raise Internal("the engine failed on this request; the cause is in the server's log.") from error
+        (output,) = result.outputs
+        if output.finish_reason == "error":
+            raise self._engine_error()
+        return output
+
+    async def abort(self) -> None:
+        """Frees what the engine holds for this request. For requests that have not finished."""
+        await self._llm.abort(self._request_id)
+
+    def _engine_error(self) -> Internal:
+        if self._constraint is None:
+            return Internal("the engine ended the request with an error and gave no reason.")
+        return Internal(
+            f"the engine ended the request, which is constrained by structured_outputs.{self._constraint}, "
+            "with an error and gave no reason."
+        )
+
+
+class Engine:
+    """One vLLM engine. All its coroutines run on the event loop on which it was started."""
+
+    def __init__(self, llm: AsyncLLM, tasks: tuple[str, ...]) -> None:
+        self._llm = llm
+        self._tasks = tasks
+        self._context_length: int = llm.model_config.max_model_len
+        # One thread, as in vLLM's own front end: a tokenizer must not be used by two at a time.
+        self._preparing = ThreadPoolExecutor(1, thread_name_prefix="prepare-request")
+        # On the CPU, torch's generators cannot be rewound, which vLLM does after each chunk of a prompt but the last:
+        # a seeded request whose prompt is cut would end the engine.
+        self._refuses_seed = current_platform.is_cpu() and llm.scheduler_config.enable_chunked_prefill
+
+    @classmethod
+    async def start(cls, args: AsyncEngineArgs) -> "Engine":
+        """Starts the engine, and generates one token so that a started engine is known to answer. Raises StartError."""
+        try:
+            llm = AsyncLLM.from_engine_args(args)
+        except Exception as error:
+            raise StartError(
+                f"vLLM's engine for {args.model} did not start: {_one_line(error)} (the cause is in the log above)"
+            ) from error
+        try:
+            engine = cls(llm, await llm.get_supported_tasks())
+            await asyncio.wait_for(engine._generate_one_token(), _FIRST_TOKEN_TIMEOUT)
+        except Exception as error:
+            llm.shutdown()
+            raise StartError(f"vLLM's engine for {args.model} started but generated no token: {_one_line(error)}") from error
+        return engine
+
+    @property
+    def unfinished(self) -> int:
+        """How many requests the engine has not finished."""
+        return self._llm.get_num_unfinished_requests()
+
+    @property
+    def is_dead(self) -> bool:
+        return self._llm.errored
+
+    async def admit(self, request: GenerateRequest) -> Generation:
+        """Validates a request in full, and queues it. Raises RequestError."""
+        # An id of our own: one that a client chose could be that of another client's request.
+        request_id = uuid.uuid4().hex
+        loop = asyncio.get_running_loop()
+        # Tokenising and compiling a grammar take their time: not on the loop, which serves the tokens of all requests.
+        engine_request = await loop.run_in_executor(self._preparing, self._prepare, request, request_id)
+        try:
+            queue = await self._llm.add_request(request_id, engine_request, engine_request.sampling_params)
+        except EngineDeadError as error:
+            raise Unavailable(ENGINE_DEAD) from error
+        except GracefulHTTPError as error:
+            raise Unavailable(_one_line(error)) from error
+        except asyncio.CancelledError:
+            # vLLM may have registered the request already.
+            await self._llm.abort(request_id)
+            raise
+        return Generation(self._llm, request_id, queue, request, len(engine_request.prompt_token_ids))
+
+    def shutdown(self) -> None:
+        """Ends the engine's processes; whatever it still generates is lost."""
+        self._preparing.shutdown(wait=False, cancel_futures=True)
+        self._llm.shutdown(timeout=5.0)
+
+    async def _generate_one_token(self) -> None:
+        request = GenerateRequest(
+            prompt=[0],
+            add_special_tokens=False,
+            stream=False,
+            prepend_prompt=False,
+            send_admission=False,
+            outputs=frozenset(),
+            token_logprobs=False,
+            sampling={"max_tokens": 1},
+        )
+        await (await self.admit(request)).next_output()
+
+    def _prepare(self, request: GenerateRequest, request_id: str) -> EngineCoreRequest:
+        if self._refuses_seed and "seed" in request.sampling:
+            raise InvalidArgument(
+                place_of("seed"),
+                "not supported on the CPU while chunked prefill is on: "
+                "set enable_chunked_prefill to false in model.json, and max_num_batched_tokens to at least max_model_len.",
+            )
+        prompt = self._tokenize(request)
+        params = _sampling_params(request)
+        try:
+            return self._llm.input_processor.process_inputs(request_id, prompt, params, supported_tasks=self._tasks)
+        except (VLLMClientError, ValueError) as error:
+            raise _refusal(error, request) from error
+        except RequestError:
+            raise
+        except Exception as error:
+            raise Internal("the request could not be prepared; the cause is in the server's log.") from error
+
+    def _tokenize(self, request: GenerateRequest) -> Any:
+        """The prompt as vLLM's engine input, known to leave room for at least one token."""
+        renderer = self._llm.renderer
+        tokenization = renderer.default_cmpl_tok_params.with_kwargs(add_special_tokens=request.add_special_tokens)
+        if isinstance(request.prompt, str):
+            prompt: TextPrompt | TokensPrompt = TextPrompt(prompt=request.prompt)
+        else:
+            prompt = TokensPrompt(prompt_token_ids=request.prompt)
+        try:
+            (engine_input,) = renderer.render_cmpl([parse_model_prompt(self._llm.model_config, prompt)], tokenization)
+            tokens = engine_input["prompt_token_ids"]
+            if not isinstance(request.prompt, str):
+                try:
+                    renderer.validate_token_ids(tokens)
+                except VLLMClientError as error:
+                    raise InvalidArgument(contract.INPUT_IDS, _one_line(error)) from error
+        except (VLLMClientError, ValueError) as error:
+            raise InvalidArgument("prompt", _one_line(error)) from error
+        if not tokens:
+            raise InvalidArgument("prompt", "is empty.")
+        if len(tokens) >= self._context_length:
+            raise InvalidArgument(
+                "prompt",
+                f"has {len(tokens)} tokens, which leaves no room for an answer in the model's context of "
+                f"{self._context_length} tokens.",
+            )
+        return engine_input
+
+
+def _sampling_params(request: GenerateRequest) -> SamplingParams:
+    arguments = dict(request.sampling)
+    for key, make in (("structured_outputs", StructuredOutputsParams), ("repetition_detection", RepetitionDetectionParams)):
+        if key in arguments:
+            try:
+                arguments[key] = make(**arguments[key])
+            except (VLLMClientError, ValueError) as error:
+                raise InvalidArgument(place_of(key), _one_line(error)) from error
+    try:
+        params = SamplingParams(**arguments)
+    except (VLLMClientError, ValueError) as error:
+        raise _refusal(error, request) from error
+    params.output_kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
+    # The object is this request's alone, so vLLM need not copy it in depth.
+    params.skip_clone = True
+    return params
+
+
+def _refusal(error: Exception, request: GenerateRequest) -> InvalidArgument:
+    """The place of a refusal by vLLM: the parameter that it reports, or the one that its text begins with. A refusal of a
+    grammar names none."""
+    text = _one_line(error)
+    place = getattr(error, "parameter", None)
+    if place not in request.sampling:
+        named = [key for key in request.sampling if key in text.split(" ", 4)[:4]]
+        if named:
+            place = named[0]
+        elif "structured_outputs" in request.sampling:
+            place = "structured_outputs"
+        else:
+            return InvalidArgument(contract.SAMPLING_PARAMETERS, text)
+    return InvalidArgument(place_of(place), text)
+
+
+def _one_line(error: Exception) -> str:
+    """What an exception of vLLM's says, without the pointers to source and documentation that follow on further lines."""
+    # VLLMClientError's str() appends the parameter and its value, which the text already holds.
+    text = str(error.args[0]) if isinstance(error, VLLMClientError) and error.args else str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines:
+        return f"{type(error).__name__}."
+    # pydantic: a heading, the field, the reason with its type and input in brackets, a link.
+    if "validation error" in lines[0] and len(lines) > 2:
+        return f"{lines[1]}: {lines[2].split(' [type=')[0]}."
+    return lines[0] if lines[0][-1] in ".!?" else f"{lines[0]}."

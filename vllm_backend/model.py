@@ -1,0 +1,206 @@
+"""Triton's side: the Python backend's entry points, and the course of a request between Triton and the engine.
+
+Triton's Python backend loads this file from the folder of the backend `vllm` and calls `TritonPythonModel`. It runs on three
+threads: Triton's calls `execute`, which only reads the tensors; the event loop runs the engine's client and sends every response of
+an admitted request; the sweep asks for cancellations (`cancel.py`).
+"""
+
+import asyncio
+import json
+import os
+import threading
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import triton_python_backend_utils as pb_utils
+
+from vllm_backend import contract
+from vllm_backend.cancel import Channel, Sweeper
+from vllm_backend.contract import InvalidArgument, RequestError, StartError, Unavailable
+from vllm_backend.request import GenerateRequest, parse_request
+from vllm_backend.response import ResponseBuilder, Tensors
+from vllm_backend.versions import check_version, installed_version
+
+if TYPE_CHECKING:
+    from vllm_backend.engine import Engine, Generation
+
+_T = TypeVar("_T")
+
+UNLOADING = "the model is being unloaded."
+INTERNAL = "INTERNAL: the backend failed on this request; the cause is in the server's log."
+
+
+class Call:
+    """One open request: its channel to the client, and the task that serves it."""
+
+    def __init__(self, channel: Channel, client_id: str) -> None:
+        self.channel = channel
+        self.client_id = client_id
+        self.tokens = 0
+        """Tokens sent so far."""
+        self.task: asyncio.Task[None] | None = None
+        self.cancelled_by_client = False
+
+    def cancel(self) -> None:
+        """The client has gone away. On the event loop."""
+        self.cancelled_by_client = True
+        if self.task is not None:
+            self.task.cancel()
+
+
+class TritonPythonModel:
+    """One instance of a model: one engine, one event loop, any number of open requests."""
+
+    @staticmethod
+    def auto_complete_config(config: Any) -> Any:
+        """Completes a `config.pbtxt` that only says `backend: "vllm"`. Called in a process of its own: imports no vLLM."""
+        for tensor in contract.INPUTS:
+            config.add_input(
+                {
+                    "name": tensor.name,
+                    "data_type": tensor.data_type,
+                    "dims": list(tensor.dims),
+                    "optional": tensor.optional,
+                }
+            )
+        for tensor in contract.OUTPUTS:
+            config.add_output({"name": tensor.name, "data_type": tensor.data_type, "dims": list(tensor.dims)})
+        config.set_max_batch_size(0)
+        config.set_model_transaction_policy({"decoupled": True})
+        return config
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Starts the engine. Returns once it has generated a token; otherwise the load fails with one sentence."""
+        self._calls: set[Call] = set()
+        self._closing = False
+        try:
+            self._check_config(json.loads(args["model_config"]))
+            check_version(installed_version())
+            if args["model_instance_kind"] in ("GPU", "KIND_GPU"):
+                # Before vLLM is imported: it counts the devices then. KIND_MODEL leaves the choice to vLLM.
+                os.environ["CUDA_VISIBLE_DEVICES"] = args["model_instance_device_id"]
+            # Here and not at the top: auto-completion must not pay for it, and a wrong version must not get this far.
+            from vllm_backend.engine import Engine, read_engine_args
+
+            engine_args = read_engine_args(Path(args["model_repository"]) / args["model_version"] / "model.json")
+            self._loop = asyncio.new_event_loop()
+            self._loop_thread = threading.Thread(target=self._loop.run_forever, name="engine-client", daemon=True)
+            self._loop_thread.start()
+            self._engine: Engine = self._on_loop(Engine.start(engine_args))
+        except StartError as error:
+            raise pb_utils.TritonModelException(str(error)) from None
+        self._sweeper = Sweeper()
+        self._sweeper.start()
+
+    def execute(self, requests: list[Any]) -> None:
+        """Takes requests in and returns at once; their responses are sent from the event loop."""
+        for request in requests:
+            channel = Channel(request.get_response_sender(), pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            try:
+                parsed = parse_request({tensor.name(): tensor.as_numpy() for tensor in request.inputs()})
+            except RequestError as error:
+                channel.finish(_error_response(error))
+                continue
+            call = Call(channel, request.request_id())
+            self._loop.call_soon_threadsafe(self._begin, call, parsed)
+
+    def finalize(self) -> None:
+        """Ends open requests with UNAVAILABLE, then the engine and its processes."""
+        self._sweeper.stop()
+        self._on_loop(self._close())
+        self._engine.shutdown()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop_thread.join()
+        self._loop.close()
+
+    def _check_config(self, config: dict[str, Any]) -> None:
+        if not config.get("model_transaction_policy", {}).get("decoupled"):
+            raise StartError("config.pbtxt must say model_transaction_policy { decoupled: true }.")
+        if config.get("max_batch_size"):
+            raise StartError("config.pbtxt must say max_batch_size: 0; the engine batches requests itself.")
+        parameters = config.get("parameters", {})
+        if parameters.get("REPORT_CUSTOM_METRICS", {}).get("string_value", "").lower() in ("yes", "true"):
+            pb_utils.Logger.log_warn(
+                "REPORT_CUSTOM_METRICS has no effect: set PROMETHEUS_MULTIPROC_DIR in tritonserver's environment, "
+                "and vLLM writes all of its metrics there"
+            )
+
+    def _on_loop(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    # From here on, everything runs on the event loop.
+
+    def _begin(self, call: Call, request: GenerateRequest) -> None:
+        if self._closing:
+            call.channel.finish(_error_response(Unavailable(UNLOADING)))
+            return
+        self._calls.add(call)
+        call.task = self._loop.create_task(self._serve(call, request))
+        self._sweeper.watch(call.channel, lambda: self._loop.call_soon_threadsafe(call.cancel))
+
+    async def _serve(self, call: Call, request: GenerateRequest) -> None:
+        """The whole course of one request. Whatever happens, the channel is finished exactly once."""
+        last: Any = None
+        try:
+            generation = await self._engine.admit(request)
+            last = await self._answer(call, request, generation)
+        except asyncio.CancelledError:
+            if not call.cancelled_by_client:
+                last = _error_response(Unavailable(UNLOADING))
+        except RequestError as error:
+            if error.__cause__ is not None and not isinstance(error, InvalidArgument):
+                pb_utils.Logger.log_error(f"request {call.client_id!r}: {error.text} Cause: {error.__cause__!r}")
+            last = _error_response(error)
+        except Exception as error:
+            pb_utils.Logger.log_error(f"request {call.client_id!r}: {error!r}")
+            last = pb_utils.InferenceResponse(error=pb_utils.TritonError(INTERNAL))
+        finally:
+            self._sweeper.forget(call.channel)
+            self._calls.discard(call)
+            call.channel.finish(last)
+        if call.cancelled_by_client:
+            pb_utils.Logger.log_info(
+                f"request {call.client_id!r} cancelled by its client after {call.tokens} tokens; "
+                f"open: {len(self._calls)} in the backend, {self._engine.unfinished} in the engine"
+            )
+
+    async def _answer(self, call: Call, request: GenerateRequest, generation: "Generation") -> Any:
+        """Sends every response but the last one, which is returned. Aborts the request in the engine if it is not finished."""
+        finished = False
+        try:
+            builder = ResponseBuilder(request, generation.prompt_tokens)
+            if request.send_admission:
+                call.channel.send(_response(builder.admission()))
+            while True:
+                output = await generation.next_output()
+                response = _response(builder.build(output))
+                call.tokens += len(output.token_ids)
+                if output.finish_reason is not None:
+                    finished = True
+                    return response
+                call.channel.send(response)
+        except RequestError:
+            # The engine has ended the request itself.
+            finished = True
+            raise
+        finally:
+            if not finished:
+                await generation.abort()
+
+    async def _close(self) -> None:
+        self._closing = True
+        tasks = [call.task for call in self._calls if call.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _response(tensors: Tensors) -> Any:
+    return pb_utils.InferenceResponse([pb_utils.Tensor(name, values) for name, values in tensors])
+
+
+def _error_response(error: RequestError) -> Any:
+    codes = {InvalidArgument: pb_utils.TritonError.INVALID_ARG, Unavailable: pb_utils.TritonError.UNAVAILABLE}
+    code = codes.get(type(error), pb_utils.TritonError.INTERNAL)
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(error.text, code))

@@ -1,0 +1,105 @@
+"""The output tensors of a response, built from what the engine produced. Pure: numpy arrays out, no vLLM and no Triton.
+
+What a request asked for is decided once, in `ResponseBuilder`; a response then runs one function per tensor.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vllm_backend import contract
+from vllm_backend.request import GenerateRequest
+
+Tensors = list[tuple[str, NDArray[Any]]]
+
+LOWEST_LOGPROB = -9999.0
+"""Stands for minus infinity, for which JSON has no number."""
+
+
+class TokenLogprob(Protocol):
+    """vLLM's `Logprob`, as far as it is read here."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str | None
+
+
+class Completion(Protocol):
+    """vLLM's `CompletionOutput`, as far as it is read here: the tokens since the last one, when streaming."""
+
+    text: str
+    token_ids: Sequence[int]
+    cumulative_logprob: float | None
+    logprobs: Sequence[dict[int, TokenLogprob] | None] | None
+    finish_reason: str | None
+
+
+class NothingYet:
+    """What has been produced at admission: no token."""
+
+    text = ""
+    token_ids: Sequence[int] = ()
+    cumulative_logprob: float | None = 0.0
+    logprobs: Sequence[dict[int, TokenLogprob] | None] | None = ()
+    finish_reason: str | None = None
+
+
+class ResponseBuilder:
+    """Builds the responses of one request.
+
+    `prompt_tokens` is the prompt's length in tokens.
+    """
+
+    def __init__(self, request: GenerateRequest, prompt_tokens: int) -> None:
+        self._prefix = request.prompt if request.prepend_prompt and isinstance(request.prompt, str) else ""
+        prompt_length = np.array([prompt_tokens], dtype=np.uint32)
+        no_logprobs = _strings("null")
+        encoders: dict[str, Callable[[Completion], NDArray[Any]]] = {
+            contract.FINISH_REASON: lambda completion: _strings(completion.finish_reason or contract.UNFINISHED),
+            contract.CUMULATIVE_LOGPROB: lambda completion: np.array([completion.cumulative_logprob], dtype=np.float32),
+            contract.LOGPROBS: (
+                (lambda completion: _strings(_logprobs_json(completion.logprobs or ())))
+                if request.token_logprobs
+                else (lambda completion: no_logprobs)
+            ),
+            contract.NUM_INPUT_TOKENS: lambda completion: prompt_length,
+            contract.NUM_OUTPUT_TOKENS: lambda completion: np.array([len(completion.token_ids)], dtype=np.uint32),
+        }
+        self._encoders = [(output.name, encoders[output.name]) for output in contract.OUTPUTS if output.name in request.outputs]
+
+    def build(self, completion: Completion) -> Tensors:
+        tensors = [(contract.TEXT_OUTPUT, _strings(self._prefix + completion.text))]
+        for name, encode in self._encoders:
+            tensors.append((name, encode(completion)))
+        return tensors
+
+    def admission(self) -> Tensors:
+        """The response that says only that the request is valid: no text, no token, none of the prompt."""
+        tensors = self.build(NothingYet())
+        tensors[0] = (contract.TEXT_OUTPUT, _strings(""))
+        return tensors
+
+
+def _strings(text: str) -> NDArray[Any]:
+    return np.array([text.encode()], dtype=np.object_)
+
+
+def _logprobs_json(logprobs: Sequence[dict[int, TokenLogprob] | None]) -> str:
+    """`[{token_id: {logprob, rank, decoded_token}, …}, …]`, one object per token, the sampled token's key first. The order is
+    vLLM's own and must be kept."""
+    return json.dumps(
+        [
+            {
+                str(token_id): {
+                    "logprob": max(entry.logprob, LOWEST_LOGPROB),
+                    "rank": entry.rank,
+                    "decoded_token": entry.decoded_token,
+                }
+                for token_id, entry in (position or {}).items()
+            }
+            for position in logprobs
+        ]
+    )
