@@ -1,0 +1,108 @@
+"""Reading a request and sending an answer over plain ASGI, for the routes that stand ahead of FastAPI.
+
+Also the sink: what carries an answer's bytes to the client.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
+from typing import Any, Protocol
+
+from gateway.openai.errors import ApiError
+
+Scope = MutableMapping[str, Any]
+Event = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Event]]
+Send = Callable[[Event], Awaitable[None]]
+Header = tuple[bytes, bytes]
+
+JSON = (b"content-type", b"application/json")
+EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
+# Proxies such as nginx buffer a stream unless told not to; caches must not keep an answer.
+_STREAM_HEADERS: tuple[Header, ...] = (EVENT_STREAM, (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
+_MAX_WARNING_BYTES = 2048
+
+
+class ClientGone(Exception):
+    """The client closed the connection before its answer was complete."""
+
+
+class Sink(Protocol):
+    """What stands between the upstream protocol and the client. `write` waits while the client is slow,
+    which in turn pauses the reading of the upstream."""
+
+    async def start_stream(self, headers: Iterable[Header]) -> None: ...
+
+    async def write(self, data: bytes) -> None: ...
+
+    async def end(self) -> None: ...
+
+
+class AsgiSink:
+    """The reference sink: plain ASGI `send`, for any server and with TLS."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+
+    async def start_stream(self, headers: Iterable[Header]) -> None:
+        await self._send({"type": "http.response.start", "status": 200, "headers": [*_STREAM_HEADERS, *headers]})
+
+    async def write(self, data: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self) -> None:
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+    """The whole body. Raises a 413 before the rest of a body over `limit` bytes is read, `ClientGone`."""
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit() and int(value) > limit:
+            raise _too_large(limit)
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        event = await receive()
+        if event["type"] == "http.disconnect":
+            raise ClientGone
+        part = event.get("body", b"")
+        size += len(part)
+        if size > limit:
+            raise _too_large(limit)
+        parts.append(part)
+        if not event.get("more_body"):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(413, f"The body is larger than {limit} bytes (setting max_body_bytes).", code="body_too_large")
+
+
+async def send_json(send: Send, status: int, body: bytes, headers: Iterable[Header] = ()) -> None:
+    length = (b"content-length", str(len(body)).encode())
+    await send({"type": "http.response.start", "status": status, "headers": [JSON, length, *headers]})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+async def send_error(send: Send, error: ApiError, headers: Iterable[Header] = ()) -> None:
+    own = [(name.encode(), value.encode()) for name, value in error.headers.items()]
+    await send_json(send, error.status, error.body(), [*own, *headers])
+
+
+def warning_headers(warnings: Sequence[str]) -> list[Header]:
+    """`x-gateway-warning`, as ASCII of bounded length, whatever names a client made up."""
+    if not warnings:
+        return []
+    text = "; ".join(warnings).encode("ascii", "backslashreplace")
+    printable = bytes(c if 32 <= c < 127 else 63 for c in text)
+    return [(b"x-gateway-warning", printable[:_MAX_WARNING_BYTES])]
+
+
+def watch_client(receive: Receive, on_gone: Callable[[], None]) -> asyncio.Task[None]:
+    """Call `on_gone` when the client closes its connection. Cancel the task when the answer is sent."""
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        on_gone()
+
+    return asyncio.create_task(watch())

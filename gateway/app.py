@@ -1,0 +1,152 @@
+"""The gateway as one ASGI application: the generate routes ahead, FastAPI for all the rest.
+
+FastAPI documents the generate routes too; requests for them never reach it (its routing and dependency
+solver cost more than the whole translation).
+"""
+
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from typing import Any, NoReturn
+
+from fastapi import Body, FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.exceptions import HTTPException
+
+from gateway.api.chat import ChatCompletions
+from gateway.api.http import Receive, Scope, Send
+from gateway.checker import Checker
+from gateway.metrics import REGISTRY
+from gateway.models import ServedModel, by_name, served_models
+from gateway.openai.errors import ApiError, not_supported_yet
+from gateway.openai.schema import ChatRequest
+from gateway.routing.instances import Instance
+from gateway.routing.policy import choose
+from gateway.settings import Settings
+from gateway.triton.control import Control
+from gateway.triton.generate import Connections
+
+_CHAT = "/v1/chat/completions"
+_LATER = ("/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/moderations", "/v1/images/generations")
+
+
+class Gateway:
+    """Reads the models' files when made (raises `SettingsError`); connects when its lifespan starts."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._models = served_models(settings)
+        self._instances = [
+            Instance(f"triton-{i}", Connections(url, settings.connect_timeout)) for i, url in enumerate(settings.triton)
+        ]
+        self._checker = Checker()
+        self._control = Control(
+            list(zip(self._instances, settings.triton, strict=True)),
+            sorted({model.triton_model for model in self._models}),
+            accept_old=settings.accept_old_triton,
+        )
+        chat = ChatCompletions(settings, by_name(self._models), self._instances, self._checker)
+        self._generate = {_CHAT: chat}
+        self._rest = self._fastapi()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "POST" and (route := self._generate.get(scope["path"])):
+            await route(scope, receive, send)
+        else:
+            await self._rest(scope, receive, send)
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
+        await self._checker.start()
+        self._control.start()
+        try:
+            yield
+        finally:
+            await self._control.close()
+            await self._checker.close()
+            for instance in self._instances:
+                instance.connections.close()
+
+    def _ready(self, model: ServedModel) -> bool:
+        return choose(self._instances, model.triton_model) is not None
+
+    def _fastapi(self) -> FastAPI:
+        app = FastAPI(
+            title="Gateway",
+            description="OpenAI-compatible API in front of Triton Inference Server and vLLM. Every field that is "
+            "accepted reaches the engine, is done by the gateway, or is refused.",
+            lifespan=self._lifespan,
+        )
+        app.add_exception_handler(ApiError, _on_api_error)
+        app.add_exception_handler(HTTPException, _on_http_exception)
+        created = int(time.time())
+
+        def entry(name: str, model: ServedModel) -> dict[str, Any]:
+            return {
+                "id": name,
+                "object": "model",
+                "created": created,
+                "owned_by": "triton",
+                "root": model.triton_model,
+                "max_model_len": model.max_model_len,
+            }
+
+        @app.post(_CHAT, summary="Create a chat completion")
+        async def chat_completions(request: ChatRequest = Body()) -> NoReturn:
+            raise AssertionError("the generate routes stand ahead of FastAPI")
+
+        @app.get("/v1/models", summary="List the served models")
+        async def models() -> dict[str, Any]:
+            return {"object": "list", "data": [entry(n, m) for m in self._models for n in m.names]}
+
+        @app.get("/v1/models/{name:path}", summary="One served model")
+        async def model(name: str) -> dict[str, Any]:
+            for served in self._models:
+                if name in served.names:
+                    return entry(name, served)
+            raise ApiError(
+                404, f"The model {name!r} does not exist; GET /v1/models lists those that do.", param="model",
+                code="model_not_found",
+            )
+
+        @app.get("/health/live", summary="Is the process alive?")
+        async def live() -> dict[str, str]:
+            return {"status": "live"}
+
+        @app.get("/health/ready", summary="Can any model be served?")
+        async def ready(response: Response) -> dict[str, Any]:
+            states = {model.names[0]: self._state(model) for model in self._models}
+            is_ready = any(state == "ready" for state in states.values())
+            response.status_code = 200 if is_ready else 503
+            return {"status": "ready" if is_ready else "not ready", "models": states}
+
+        @app.get("/metrics", summary="Prometheus metrics of the gateway", response_class=Response)
+        async def metrics() -> Response:
+            return Response(generate_latest(REGISTRY), media_type=CONTENT_TYPE_LATEST)
+
+        for path in _LATER:
+
+            @app.post(path, include_in_schema=False)
+            async def later(request: Request) -> NoReturn:
+                raise not_supported_yet(request.url.path)
+
+        return app
+
+    def _state(self, model: ServedModel) -> str:
+        if self._ready(model):
+            return "ready"
+        reasons = [i.reasons.get(model.triton_model) for i in self._instances]
+        return next((reason for reason in reasons if reason), "no Triton server answered yet")
+
+
+async def _on_api_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return JSONResponse(error.as_dict(), error.status, error.headers)
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    what = f"{request.method} {request.url.path}"
+    said = {404: f"{what} does not exist; see /docs.", 405: f"{what}: the method is not allowed; see /docs."}
+    message = said.get(error.status_code, str(error.detail))
+    return JSONResponse(ApiError(error.status_code, message).as_dict(), error.status_code, error.headers)

@@ -1,0 +1,115 @@
+"""Chat templates: roles, text parts, what they forbid, what they cannot show."""
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.openai.errors import ApiError
+from gateway.openai.schema import parse_chat
+from gateway.translate.prompt import ChatTemplate, Prompt
+
+PLAIN = (
+    "{{ bos_token }}{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}</>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+PARTS = (
+    "{% for message in messages %}<{{ message.role }}>"
+    "{% if message.content is string %}{{ message.content }}{% else %}"
+    "{% for part in message.content %}[{{ part.text }}]{% endfor %}{% endif %}</>{% endfor %}"
+)
+ONLY_PARTS = "{% for m in messages %}{% for part in m['content'] | list %}[{{ part['text'] }}]{% endfor %}{% endfor %}"
+
+
+def render(source: str, *messages: dict[str, Any], **changes: Any) -> Prompt:
+    body = {"model": "m", "messages": list(messages) or [{"role": "user", "content": "hi"}]} | changes
+    return ChatTemplate(source, {"bos_token": "<s>"}).render(parse_chat(json.dumps(body).encode()))
+
+
+def test_roles_in_order_and_the_generation_prompt() -> None:
+    conversation = [{"role": r, "content": r[0]} for r in ("system", "user", "assistant", "user")]
+    assert render(PLAIN, *conversation).text == "<s><system>s</><user>u</><assistant>a</><user>u</><assistant>"
+
+
+def test_developer_is_the_system_role_where_the_template_does_not_know_it() -> None:
+    message = {"role": "developer", "content": "d"}
+    assert render(PLAIN, message).text == "<s><system>d</><assistant>"
+    assert render("{# developer #}" + PLAIN, message).text == "<s><developer>d</><assistant>"
+
+
+def test_text_parts_become_what_the_template_takes() -> None:
+    message = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
+    assert render(PLAIN, message).text == "<s><user>a\nb</><assistant>"
+    assert render(PARTS, message).text == "<user>[a][b]</>"
+    assert render(PARTS, {"role": "user", "content": "a"}).text == "<user>a</>"
+    assert render(ONLY_PARTS, message).text == "[a][b]"
+    assert render(ONLY_PARTS, {"role": "user", "content": "ab"}).text == "[ab]"
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "tool", "content": "x"}, "messages[0].role"),
+        ({"role": "function", "content": "x"}, "messages[0].role"),
+        ({"role": "assistant", "content": None, "tool_calls": [{}]}, "messages[0].tool_calls"),
+        ({"role": "user"}, "messages[0].content"),
+        ({"role": "user", "content": []}, "messages[0].content"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, "messages[0].content[0].type"),
+        ({"role": "user", "content": [{"type": "input_audio"}]}, "messages[0].content[0].type"),
+        ({"role": "user", "content": [{"type": "txt", "text": "x"}]}, "messages[0].content[0].type"),
+        ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0].text"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused_by_place(message: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        render(PLAIN, message)
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+def test_empty_members_of_a_replayed_answer_are_no_request() -> None:
+    message = {"role": "assistant", "content": "a", "tool_calls": [], "refusal": None, "audio": None}
+    assert render(PLAIN, message) == Prompt("<s><assistant>a</><assistant>", [])
+
+
+def test_what_a_message_holds_beyond_the_template_is_warned_about() -> None:
+    prompt = render(PLAIN, {"role": "user", "content": "a", "name": "bob", "extra": 1})
+    assert len(prompt.warnings) == 2
+    assert "messages[0].extra" in prompt.warnings[0]
+    assert "messages[0].name" in prompt.warnings[1]
+    assert render("{{ messages[0].name }}", {"role": "user", "content": "a", "name": "bob"}) == Prompt("bob", [])
+
+
+def test_the_templates_own_refusal_is_the_clients_error() -> None:
+    with pytest.raises(ApiError, match="must alternate") as caught:
+        render("{{ raise_exception('roles must alternate') }}")
+    assert (caught.value.status, caught.value.param) == (400, "messages")
+
+
+@pytest.mark.parametrize("source", ["{{ messages[9].x.y }}", "{{ ().__class__.__mro__[1].__subclasses__() }}"])
+def test_a_template_that_fails_or_escapes_is_an_error_and_no_crash(source: str) -> None:
+    with pytest.raises(ApiError):
+        render(source)
+
+
+def test_a_template_that_does_not_compile_is_a_sentence() -> None:
+    with pytest.raises(ValueError, match="does not compile: line 1"):
+        ChatTemplate("{% if %}", {})
+
+
+def test_continue_final_message() -> None:
+    conversation = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "The capital"}]
+    assert render(PLAIN, *conversation, continue_final_message=True).text == "<s><user>q</><assistant>The capital"
+    with pytest.raises(ApiError, match="exclude each other"):
+        render(PLAIN, *conversation, continue_final_message=True, add_generation_prompt=True)
+
+
+def test_add_generation_prompt_and_kwargs_reach_the_template() -> None:
+    assert render(PLAIN, add_generation_prompt=False).text == "<s><user>hi</>"
+    assert render("{{ mood }}{{ documents[0].text }}", chat_template_kwargs={"mood": "m"}, documents=[{"text": "d"}]).text == "md"
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "bos_token", "chat_template"])
+def test_kwargs_cannot_replace_what_the_gateway_sets(name: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        render(PLAIN, chat_template_kwargs={name: "x"})
+    assert caught.value.param == f"chat_template_kwargs.{name}"

@@ -1,0 +1,127 @@
+"""Request bodies, responses and error texts of both backends."""
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.openai.errors import ApiError
+from gateway.triton import contract
+from gateway.triton.contract import Backend, Delta, UpstreamError
+
+SCHEMA = {"json": {"type": "object", "properties": {"b": {}, "a": {"enum": [10**30]}}}}
+
+
+def body(backend: Backend, **changes: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    options: dict[str, Any] = {
+        "prompt": "p",
+        "sampling": {"temperature": 0.5, "max_tokens": None},
+        "constraint": None,
+        "add_special_tokens": False,
+        "max_model_len": 4096,
+    } | changes
+    inputs = json.loads(contract.request_body(backend, **options))
+    return inputs, json.loads(inputs.pop("sampling_parameters"))
+
+
+def test_a_request_to_our_backend() -> None:
+    inputs, sampling = body(Backend.OURS, constraint=SCHEMA)
+    assert inputs == {
+        "text_input": "p",
+        "stream": True,
+        "exclude_input_in_output": True,
+        "return_finish_reason": True,
+        "return_num_input_tokens": True,
+        "return_num_output_tokens": True,
+        "send_admission": True,
+        "add_special_tokens": False,
+    }
+    assert sampling == {"temperature": 0.5, "max_tokens": None, "structured_outputs": SCHEMA}
+    assert list(sampling["structured_outputs"]["json"]["properties"]) == ["b", "a"]
+
+
+def test_a_request_to_the_stock_backend_holds_nothing_that_breaks_it() -> None:
+    inputs, sampling = body(Backend.STOCK, constraint=SCHEMA)
+    assert not inputs.keys() & {"send_admission", "add_special_tokens"}
+    # No null, an explicit limit (absent means 16), and the constraint as JSON text.
+    constraint = sampling.pop("structured_outputs")
+    assert isinstance(constraint, str)
+    assert json.loads(constraint) == SCHEMA
+    assert sampling == {"temperature": 0.5, "max_tokens": 4096}
+
+
+def test_the_stock_backend_needs_a_limit() -> None:
+    with pytest.raises(ApiError, match="max_model_len") as caught:
+        body(Backend.STOCK, max_model_len=None)
+    assert (caught.value.status, caught.value.param) == (400, "max_tokens")
+
+
+def test_the_backend_is_told_by_its_optional_input() -> None:
+    stock = {"inputs": [{"name": "text_input"}, {"name": "sampling_parameters"}]}
+    assert contract.backend_of(stock) is Backend.STOCK
+    assert contract.backend_of({"inputs": [*stock["inputs"], {"name": "send_admission"}]}) is Backend.OURS
+
+
+@pytest.mark.parametrize("version", ["2.65.0", "2.73.0", "3.0.0"])
+def test_stock_backends_from_26_01_are_supported(version: str) -> None:
+    assert contract.stock_is_too_old(version) is None
+
+
+@pytest.mark.parametrize("version", ["2.64.1", "2.51.0", "1.99.0", "", "unknown"])
+def test_an_older_stock_backend_is_refused_in_one_sentence(version: str) -> None:
+    reason = contract.stock_is_too_old(version)
+    assert reason is not None
+    assert "26.01" in reason
+    assert "accept_old_triton" in reason
+
+
+def test_responses() -> None:
+    middle = b'{"text_output":"a","finish_reason":"None","num_input_tokens":3,"num_output_tokens":2}'
+    assert contract.parse_response(middle) == Delta("a", None, 3, 2)
+    last = b'{"text_output":"","finish_reason":"length","num_input_tokens":3,"num_output_tokens":1}'
+    assert contract.parse_response(last) == Delta("", "length", 3, 1)
+    with pytest.raises(UpstreamError, match="INTERNAL: x"):
+        contract.parse_response(b'{"error":"INTERNAL: x"}')
+    with pytest.raises(ValueError, match="JSON"):
+        contract.parse_response(b"<html>")
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "param", "message"),
+    [
+        ("INVALID_ARG sampling_parameters.top_k: must be an integer", 400, "top_k", "must be an integer"),
+        ("INVALID_ARG sampling_parameters.extra_args.k: bad", 400, "vllm_xargs.k", "bad"),
+        ("INVALID_ARG prompt: 9 tokens are too many", 400, "messages", "9 tokens are too many"),
+        ("[request id: x] INVALID_ARG prompt: too: long", 400, "messages", "too: long"),
+        ("UNAVAILABLE: The engine is dead.", 503, None, "The engine is dead."),
+        ("INTERNAL: the json constraint failed", 500, None, "The engine failed: the json constraint failed."),
+        ("Traceback (most recent call last): /opt/x.py", 500, None, "The engine failed: the inference server refused"),
+    ],
+)
+def test_our_errors_say_whose_fault_it_was(text: str, status: int, param: str | None, message: str) -> None:
+    error = contract.error_from(text, Backend.OURS)
+    assert (error.status, error.param) == (status, param)
+    assert error.message.startswith(message)
+    assert "Traceback" not in error.message
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "param"),
+    [
+        ("Error generating stream: Grammar error: Invalid type: nope", 400, None),
+        (
+            "Error generating stream: This model's maximum context length is 64 tokens. However, your prompt contains "
+            "at least 65 input tokens",
+            400,
+            "messages",
+        ),
+        ("Error generating stream: EngineDeadError", 503, None),
+        ("Error generating stream: 'NoneType' object has no attribute 'lora_name'", 500, None),
+        # The prefix is ours alone: from another backend it proves nothing.
+        ("UNAVAILABLE: x", 500, None),
+    ],
+)
+def test_stock_errors_are_told_apart_where_they_can_be(text: str, status: int, param: str | None) -> None:
+    error = contract.error_from(text, Backend.STOCK)
+    assert (error.status, error.param) == (status, param)
+    assert "NoneType" not in error.message

@@ -1,0 +1,94 @@
+"""Triton's responses, for every cut of their bytes."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.triton.response_parser import ProtocolError, ResponseParser
+
+EVENTS = [b'{"text_output":"a"}', b'{"text_output":"\\n\\n data: x"}', '{"text_output":"日本"}'.encode()]
+BODY = b"".join(b"data: " + event + b"\n\n" for event in EVENTS)
+
+
+def chunked(body: bytes, *cuts: int, trailer: bytes = b"") -> bytes:
+    places = [0, *sorted(cuts), len(body)]
+    chunks = [body[a:b] for a, b in zip(places, places[1:], strict=False) if b > a]
+    coded = b"".join(b"%x;ext=1\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks)
+    return b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + coded + b"0\r\n" + trailer + b"\r\n"
+
+
+def parse(data: bytes, cuts: list[int]) -> ResponseParser:
+    parser = ResponseParser()
+    places = [0, *sorted(cuts), len(data)]
+    taken = []
+    for a, b in zip(places, places[1:], strict=False):
+        if b > a:
+            parser.feed(data[a:b])
+            taken += parser.take()
+    parser.events = taken
+    return parser
+
+
+@given(st.lists(st.integers(0, len(BODY)), max_size=8), st.data())
+def test_every_cut_gives_the_same_events(chunk_cuts: list[int], data: st.DataObject) -> None:
+    raw = chunked(BODY, *chunk_cuts, trailer=data.draw(st.sampled_from([b"", b"X: y\r\n"])))
+    read_cuts = data.draw(st.lists(st.integers(0, len(raw)), max_size=12))
+    parser = parse(raw, read_cuts)
+    assert parser.events == EVENTS
+    assert parser.done
+    assert parser.reusable
+
+
+def test_one_byte_at_a_time() -> None:
+    raw = chunked(BODY, 3, 20)
+    assert parse(raw, list(range(len(raw)))).events == EVENTS
+
+
+@pytest.mark.parametrize("close", [b"Connection: close\r\n", b""])
+def test_a_body_of_known_length(close: bytes) -> None:
+    head = b"HTTP/1.1 400 Bad Request\r\n" + close + b"Content-Length: 15\r\n\r\n"
+    parser = parse(head + b'{"error":"bad"}', [5, 40, 60])
+    assert (parser.status, parser.error_body, parser.done) == (400, b'{"error":"bad"}', True)
+    assert parser.reusable is not bool(close)
+
+
+def test_a_body_that_ends_with_the_connection() -> None:
+    parser = parse(b"HTTP/1.1 200 OK\r\n\r\n" + BODY, [25])
+    assert not parser.done
+    parser.eof()
+    assert parser.done
+    assert parser.events == EVENTS
+    assert not parser.reusable
+
+
+def test_an_interim_response_is_skipped() -> None:
+    assert parse(b"HTTP/1.1 100 Continue\r\n\r\n" + chunked(BODY), []).events == EVENTS
+
+
+def test_carriage_returns_before_line_ends_do_not_matter() -> None:
+    assert parse(chunked(BODY.replace(b"\n\n", b"\r\n\r\n")), []).events == EVENTS
+
+
+@pytest.mark.parametrize("where", [0, 10, 50, 80])
+def test_a_connection_that_closes_early_is_no_end(where: int) -> None:
+    parser = parse(chunked(BODY)[:where], [])
+    with pytest.raises(ProtocolError, match="middle of the response"):
+        parser.eof()
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"SSH-2.0-OpenSSH\r\n\r\n", "status line"),
+        (b"x" * 70_000, "head is too long"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "no size"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nfffffffff\r\n", "too long"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1" * 70_000, "size line is too long"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n", "no number"),
+        (b"HTTP/1.1 400 No\r\nContent-Length: 1\r\n\r\nab", "after the end"),
+        (chunked(BODY) + b"HTTP/1.1 200 OK\r\n\r\n", "after the end"),
+    ],
+)
+def test_what_is_no_generate_response_is_an_error(raw: bytes, message: str) -> None:
+    with pytest.raises(ProtocolError, match=message):
+        ResponseParser().feed(raw)
