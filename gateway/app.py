@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any, NoReturn
 
-from fastapi import Body, FastAPI, Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
@@ -92,7 +92,7 @@ class Gateway:
             }
 
         @app.post(_CHAT, summary="Create a chat completion")
-        async def chat_completions(request: ChatRequest = Body()) -> NoReturn:
+        async def chat_completions(request: ChatRequest) -> NoReturn:
             raise AssertionError("the generate routes stand ahead of FastAPI")
 
         @app.get("/v1/models", summary="List the served models")
@@ -105,7 +105,9 @@ class Gateway:
                 if name in served.names:
                     return entry(name, served)
             raise ApiError(
-                404, f"The model {name!r} does not exist; GET /v1/models lists those that do.", param="model",
+                404,
+                f"The model {name!r} does not exist; GET /v1/models lists those that do.",
+                param="model",
                 code="model_not_found",
             )
 

@@ -21,12 +21,17 @@ time_to_first_token = Histogram(
     registry=REGISTRY,
 )
 request_seconds = Histogram(
-    "gateway_request_seconds", "From the request's last byte to the end of the answer.", ["model"],
-    buckets=_SECONDS, registry=REGISTRY,
+    "gateway_request_seconds",
+    "From the request's last byte to the end of the answer.",
+    ["model"],
+    buckets=_SECONDS,
+    registry=REGISTRY,
 )
 prompt_tokens_total = Counter("gateway_prompt_tokens", "Tokens of prompts.", ["model"], registry=REGISTRY)
 completion_tokens_total = Counter(
-    "gateway_completion_tokens", "Tokens of answers, those of cancelled requests included.", ["model"],
+    "gateway_completion_tokens",
+    "Tokens of answers, those of cancelled requests included.",
+    ["model"],
     registry=REGISTRY,
 )
 cancelled_total = Counter(

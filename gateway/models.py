@@ -41,9 +41,9 @@ def served_models(settings: Settings) -> list[ServedModel]:
     wanted = settings.models or [ModelSettings(triton_model=name) for name in repository]
     if not wanted:
         raise SettingsError(
-            f"--model-repository {settings.model_repository} holds no model with backend \"vllm\"."
+            f'--model-repository {settings.model_repository} holds no model with backend "vllm".'
             if settings.model_repository
-            else "No model is configured: set models: in the YAML file, or --model-repository to Triton's model repository."
+            else "No model is configured: set models: in the YAML file, or --model-repository to Triton's repository."
         )
     models = [_served(model, repository.get(model.triton_model, {})) for model in wanted]
     seen: set[str] = set()

@@ -62,7 +62,9 @@ class Settings(BaseSettings):
     accept_old_triton: bool = Field(
         False, description="use a stock vLLM backend of a Triton before release 26.01 all the same"
     )
-    strict_fields: bool = Field(False, description="refuse unknown request fields instead of ignoring them with a warning")
+    strict_fields: bool = Field(
+        False, description="refuse unknown request fields instead of ignoring them with a warning"
+    )
     max_body_bytes: int = Field(4 * 1024 * 1024, ge=1024, description="largest request body; a larger one is 413")
     max_in_flight: int = Field(1024, ge=1, description="open requests per model; one more is 429")
     request_timeout: float = Field(600, gt=0, description="seconds a request may take in all; then it is 504")
@@ -102,8 +104,8 @@ def parser() -> argparse.ArgumentParser:
     flags = argparse.ArgumentParser(
         prog="python -m gateway",
         description="OpenAI-compatible HTTP API in front of Triton servers that host vLLM.",
-        epilog="Every flag is also an environment variable (GATEWAY_PORT, GATEWAY_TRITON as a comma-separated list) and a key of "
-        "the YAML file (port, triton). Flags win over the environment, the environment over the file.",
+        epilog="Every flag is also an environment variable (GATEWAY_PORT, GATEWAY_TRITON as a comma-separated list) and "
+        "a key of the YAML file (port, triton). Flags win over the environment, the environment over the file.",
         allow_abbrev=False,
     )
     flags.add_argument("--config", type=Path, metavar="FILE", help="YAML file with settings")

@@ -188,17 +188,18 @@ class ChatCompletions:
 
     def _why_not_ready(self, model: ServedModel) -> str:
         reasons = [i.reasons[model.triton_model] for i in self._instances if model.triton_model in i.reasons]
-        return f"The model {model.names[0]!r} is not ready: {reasons[0] if reasons else 'no Triton server answered yet'}."
+        return (
+            f"The model {model.names[0]!r} is not ready: {reasons[0] if reasons else 'no Triton server answered yet'}."
+        )
 
     def _too_late(self) -> ApiError:
         return ApiError(
-            504, f"The answer took longer than {self._settings.request_timeout:g} s (setting request_timeout).",
+            504,
+            f"The answer took longer than {self._settings.request_timeout:g} s (setting request_timeout).",
             code="deadline_exceeded",
         )
 
-    async def _stream(
-        self, job: _Job, generation: Generation, answer: Answer, started: float, sink: Sink
-    ) -> None:
+    async def _stream(self, job: _Job, generation: Generation, answer: Answer, started: float, sink: Sink) -> None:
         options = job.request.stream_options or StreamOptions()
         events = sse.ChatStream(
             *_identity(job),
@@ -226,9 +227,7 @@ class ChatCompletions:
             await sink.write(sse.error_event(error))
         await sink.end()
 
-    async def _whole(
-        self, job: _Job, generation: Generation, answer: Answer, started: float, send: Send
-    ) -> None:
+    async def _whole(self, job: _Job, generation: Generation, answer: Answer, started: float, send: Send) -> None:
         while (deltas := await generation.deltas()) is not None:
             for delta in deltas:
                 answer.add(delta)

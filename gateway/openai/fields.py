@@ -183,9 +183,7 @@ def judge_extras(extras: Mapping[str, Any], table: Mapping[str, Field], *, stric
         field = table.get(name)
         if field is None:
             if strict:
-                raise bad_request(
-                    f"Unknown field {name!r}; remove it.", param=name, code="unknown_parameter"
-                )
+                raise bad_request(f"Unknown field {name!r}; remove it.", param=name, code="unknown_parameter")
             warnings.append(f"unknown field {name!r} was ignored")
         elif field.fate is Fate.IGNORED:
             if field.only is not None and not _is_one_of(value, field.only):

@@ -42,7 +42,9 @@ class ChatStream:
         self._no_usage = b',"usage":null}\n\n' if self._usage_last else b"}\n\n"
 
     def role(self, prompt_tokens: int) -> bytes:
-        choice = b',"choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
+        choice = (
+            b',"choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
+        )
         return self._head + choice + self._tail(prompt_tokens, 0)
 
     def content(self, text: str, prompt_tokens: int, completion_tokens: int) -> bytes:

@@ -56,7 +56,8 @@ class ChatTemplate:
         messages = [self._message(m, f"messages[{i}]", warnings) for i, m in enumerate(request.messages)]
         options = self._options(request)
         try:
-            rendered, _ = render_jinja_template(
+            # Its annotation says str; it returns the rendered chats and the assistants' indices.
+            rendered: Any = render_jinja_template(
                 conversations=[messages], chat_template=self._source, documents=request.documents, **options
             )
         except jinja2.TemplateError as error:
@@ -64,7 +65,7 @@ class ChatTemplate:
             raise bad_request(f"The model's chat template refused the messages: {error}", param="messages") from None
         except (ValueError, TypeError) as error:
             raise bad_request(f"The model's chat template could not be rendered: {error}", param="messages") from None
-        return Prompt(rendered[0], warnings)
+        return Prompt(rendered[0][0], warnings)
 
     def _options(self, request: ChatRequest) -> dict[str, Any]:
         extra = request.chat_template_kwargs or {}

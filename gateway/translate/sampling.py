@@ -93,5 +93,5 @@ def _check_token_ids(request: ChatRequest) -> None:
     for token in request.logit_bias or ():
         if not (token.isascii() and token.isdigit()):
             raise bad_request(
-                f"logit_bias.{token}: a key must be a token id, such as \"50256\".", param=f"logit_bias.{token}"
+                f'logit_bias.{token}: a key must be a token id, such as "50256".', param=f"logit_bias.{token}"
             )

@@ -133,7 +133,9 @@ def parse_response(payload: bytes) -> Delta:
 
 _OURS_ERROR = re.compile(r"(INVALID_ARG|UNAVAILABLE|INTERNAL)(?: ([^\s:]+))?: (.*)", re.DOTALL)
 _TOO_LONG = re.compile(r"maximum (?:context|model) length", re.IGNORECASE)
-_STOCK_CLIENT_FAULT = re.compile(r"Grammar error|Invalid grammar|not supported by xgrammar|must be|cannot", re.IGNORECASE)
+_STOCK_CLIENT_FAULT = re.compile(
+    r"Grammar error|Invalid grammar|not supported by xgrammar|must be|cannot", re.IGNORECASE
+)
 
 
 def error_from(text: str, backend: Backend) -> ApiError:

@@ -64,7 +64,7 @@ def test_a_wrong_setting_is_one_sentence_that_names_it(
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="nowhere.yaml cannot be read"):
+    with pytest.raises(SettingsError, match=r"nowhere\.yaml cannot be read"):
         load(["--config", str(tmp_path / "nowhere.yaml")])
 
 

@@ -10,20 +10,84 @@ from gateway.openai.fields import CHAT, Fate, judge_extras
 from gateway.openai.schema import ChatRequest
 
 # ChatCompletionRequest of vLLM 0.32, and its names before 0.12.
-VLLM_FIELDS = """
-add_generation_prompt add_special_tokens allowed_token_ids bad_words cache_salt chat_template chat_template_kwargs
-continue_final_message documents ec_transfer_params echo frequency_penalty ignore_eos include_reasoning
-include_stop_str_in_output kv_transfer_params length_penalty logit_bias logprob_token_ids logprobs
-max_completion_tokens max_tokens media_io_kwargs messages min_p min_tokens mm_payload mm_processor_kwargs model n
-parallel_tool_calls presence_penalty priority prompt_logprobs reasoning_effort repetition_detection
-repetition_penalty request_id response_format return_mm_kwargs return_prompt_text return_token_ids
-return_token_offsets return_tokens_as_token_ids routed_experts_prompt_start seed session_id skip_special_tokens
-spaces_between_special_tokens stop stop_token_ids stream stream_interval stream_options structured_outputs
-temperature thinking_token_budget tool_choice tools top_k top_logprobs top_p truncate_prompt_tokens truncation_side
-use_beam_search user vllm_xargs watermarking
-best_of guided_json guided_regex guided_choice guided_grammar guided_decoding_backend guided_whitespace_pattern
-logits_processors
-""".split()
+VLLM_FIELDS = [
+    "add_generation_prompt",
+    "add_special_tokens",
+    "allowed_token_ids",
+    "bad_words",
+    "cache_salt",
+    "chat_template",
+    "chat_template_kwargs",
+    "continue_final_message",
+    "documents",
+    "ec_transfer_params",
+    "echo",
+    "frequency_penalty",
+    "ignore_eos",
+    "include_reasoning",
+    "include_stop_str_in_output",
+    "kv_transfer_params",
+    "length_penalty",
+    "logit_bias",
+    "logprob_token_ids",
+    "logprobs",
+    "max_completion_tokens",
+    "max_tokens",
+    "media_io_kwargs",
+    "messages",
+    "min_p",
+    "min_tokens",
+    "mm_payload",
+    "mm_processor_kwargs",
+    "model",
+    "n",
+    "parallel_tool_calls",
+    "presence_penalty",
+    "priority",
+    "prompt_logprobs",
+    "reasoning_effort",
+    "repetition_detection",
+    "repetition_penalty",
+    "request_id",
+    "response_format",
+    "return_mm_kwargs",
+    "return_prompt_text",
+    "return_token_ids",
+    "return_token_offsets",
+    "return_tokens_as_token_ids",
+    "routed_experts_prompt_start",
+    "seed",
+    "session_id",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "stop",
+    "stop_token_ids",
+    "stream",
+    "stream_interval",
+    "stream_options",
+    "structured_outputs",
+    "temperature",
+    "thinking_token_budget",
+    "tool_choice",
+    "tools",
+    "top_k",
+    "top_logprobs",
+    "top_p",
+    "truncate_prompt_tokens",
+    "truncation_side",
+    "use_beam_search",
+    "user",
+    "vllm_xargs",
+    "watermarking",
+    "best_of",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "guided_decoding_backend",
+    "guided_whitespace_pattern",
+    "logits_processors",
+]
 
 
 def test_every_field_of_openais_chat_request_has_an_entry() -> None:
@@ -57,7 +121,8 @@ def test_refused_fields_are_refused_by_name(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("n", True), ("logprobs", 0), ("top_logprobs", False), ("n", 1.0), ("modalities", ["text", "audio"])]
+    ("name", "value"),
+    [("n", True), ("logprobs", 0), ("top_logprobs", False), ("n", 1.0), ("modalities", ["text", "audio"])],
 )
 def test_a_harmless_value_is_that_json_value_and_no_other(name: str, value: Any) -> None:
     with pytest.raises(ApiError):

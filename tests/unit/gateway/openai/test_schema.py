@@ -115,8 +115,16 @@ def test_null_is_the_same_as_absent() -> None:
 def test_edges_of_the_bounds_are_accepted() -> None:
     parsed = parse_chat(
         request(
-            temperature=2, top_p=1, top_k=-1, min_p=0, frequency_penalty=-2, presence_penalty=2, seed=-(2**63),
-            max_tokens=1, stop=["a"] * 5, logit_bias={"5": -100},
+            temperature=2,
+            top_p=1,
+            top_k=-1,
+            min_p=0,
+            frequency_penalty=-2,
+            presence_penalty=2,
+            seed=-(2**63),
+            max_tokens=1,
+            stop=["a"] * 5,
+            logit_bias={"5": -100},
         )
     )
     assert parsed.seed == -(2**63)

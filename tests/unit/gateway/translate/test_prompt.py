@@ -54,7 +54,10 @@ def test_text_parts_become_what_the_template_takes() -> None:
         ({"role": "assistant", "content": None, "tool_calls": [{}]}, "messages[0].tool_calls"),
         ({"role": "user"}, "messages[0].content"),
         ({"role": "user", "content": []}, "messages[0].content"),
-        ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, "messages[0].content[0].type"),
+        (
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
+            "messages[0].content[0].type",
+        ),
         ({"role": "user", "content": [{"type": "input_audio"}]}, "messages[0].content[0].type"),
         ({"role": "user", "content": [{"type": "txt", "text": "x"}]}, "messages[0].content[0].type"),
         ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0].text"),
@@ -105,7 +108,10 @@ def test_continue_final_message() -> None:
 
 def test_add_generation_prompt_and_kwargs_reach_the_template() -> None:
     assert render(PLAIN, add_generation_prompt=False).text == "<s><user>hi</>"
-    assert render("{{ mood }}{{ documents[0].text }}", chat_template_kwargs={"mood": "m"}, documents=[{"text": "d"}]).text == "md"
+    assert (
+        render("{{ mood }}{{ documents[0].text }}", chat_template_kwargs={"mood": "m"}, documents=[{"text": "d"}]).text
+        == "md"
+    )
 
 
 @pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "bos_token", "chat_template"])

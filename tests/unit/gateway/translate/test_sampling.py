@@ -46,7 +46,9 @@ def test_every_forwarded_field_becomes_its_sampling_parameter() -> None:
 
 
 def test_zero_and_false_are_values() -> None:
-    parameters = sampling_parameters(request(temperature=0, top_k=0, seed=0, ignore_eos=False), {"temperature": 0.7}, None)
+    parameters = sampling_parameters(
+        request(temperature=0, top_k=0, seed=0, ignore_eos=False), {"temperature": 0.7}, None
+    )
     assert parameters == {"temperature": 0.0, "top_k": 0, "seed": 0, "ignore_eos": False, "max_tokens": None}
 
 
@@ -55,7 +57,14 @@ def test_nothing_is_invented() -> None:
 
 
 def test_defaults_are_the_models_and_the_client_wins() -> None:
-    config = {"temperature": 0.6, "top_p": 0.9, "max_new_tokens": 99, "eos_token_id": 2, "top_k": None, "do_sample": True}
+    config = {
+        "temperature": 0.6,
+        "top_p": 0.9,
+        "max_new_tokens": 99,
+        "eos_token_id": 2,
+        "top_k": None,
+        "do_sample": True,
+    }
     defaults = model_defaults(config)
     assert defaults == {"temperature": 0.6, "top_p": 0.9, "max_tokens": 99}
     parameters = sampling_parameters(request(temperature=1, max_tokens=200), defaults, 4096)

@@ -1,5 +1,7 @@
 """Triton's responses, for every cut of their bytes."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +14,7 @@ BODY = b"".join(b"data: " + event + b"\n\n" for event in EVENTS)
 
 def chunked(body: bytes, *cuts: int, trailer: bytes = b"") -> bytes:
     places = [0, *sorted(cuts), len(body)]
-    chunks = [body[a:b] for a, b in zip(places, places[1:], strict=False) if b > a]
+    chunks = [body[a:b] for a, b in itertools.pairwise(places) if b > a]
     coded = b"".join(b"%x;ext=1\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks)
     return b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + coded + b"0\r\n" + trailer + b"\r\n"
 
@@ -21,7 +23,7 @@ def parse(data: bytes, cuts: list[int]) -> ResponseParser:
     parser = ResponseParser()
     places = [0, *sorted(cuts), len(data)]
     taken = []
-    for a, b in zip(places, places[1:], strict=False):
+    for a, b in itertools.pairwise(places):
         if b > a:
             parser.feed(data[a:b])
             taken += parser.take()
