@@ -28,7 +28,7 @@ from gateway.api.http import (
 from gateway.checker import Checker
 from gateway.models import ServedModel
 from gateway.openai import sse
-from gateway.openai.errors import ApiError
+from gateway.openai.errors import ApiError, bad_request
 from gateway.openai.fields import CHAT, judge_extras
 from gateway.openai.schema import ChatRequest, StreamOptions, parse_chat
 from gateway.output.answer import Answer
@@ -99,6 +99,9 @@ class ChatCompletions:
         except ApiError as error:
             status = error.status
             await send_error(send, error)
+        except Exception:
+            status = 500
+            await send_error(send, _bug())
         metrics.requests_total.labels(name, status).inc()
 
     def _model(self, name: str) -> ServedModel:
@@ -153,6 +156,8 @@ class ChatCompletions:
             metrics.request_seconds.labels(model.names[0]).observe(time.monotonic() - started)
 
     async def _prepare(self, request: ChatRequest, model: ServedModel) -> _Job:
+        if request.stream_options is not None and not request.stream:
+            raise bad_request("stream_options needs stream: true.", "stream_options")
         warnings = judge_extras(request.model_extra or {}, CHAT, strict=self._settings.strict_fields)
         constraint = constraint_of({field: getattr(request, field) for field in _CONSTRAINT_FIELDS})
         if model.template is None:
@@ -225,6 +230,10 @@ class ChatCompletions:
             await sink.write(events.finish(reason, answer.prompt_tokens, answer.completion_tokens))
         except ApiError as error:
             await sink.write(sse.error_event(error))
+        except (ClientGone, OSError):
+            raise
+        except Exception:
+            await sink.write(sse.error_event(_bug()))
         await sink.end()
 
     async def _whole(self, job: _Job, generation: Generation, answer: Answer, started: float, send: Send) -> None:
@@ -253,6 +262,12 @@ class ChatCompletions:
         metrics.structured_violations_total.labels(model.names[0], constraint.kind).inc()
         _log.error("an answer of model %s violates its %s constraint: %s", model.names[0], constraint.kind, found)
         return [(b"x-gateway-structured-output", b"violation")]
+
+
+def _bug() -> ApiError:
+    """For an exception that nobody foresaw: its trace goes to the log, a plain sentence to the client."""
+    _log.exception("a request met an unexpected failure")
+    return ApiError(500, "The gateway failed; the cause is in its log.", code="gateway_error")
 
 
 def _identity(job: _Job) -> tuple[str, int, str]:
