@@ -1,0 +1,151 @@
+"""What the two dialects of the vLLM backend have in common: tensors, a request once it is read, and vLLM's own
+refusals.
+
+`own.py` is this project's backend, `stock.py` the one in NVIDIA's images. Pure.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from bench.mock_engine.sampling import MAX_LOGPROBS, SamplingParams
+from bench.mock_engine.structured import ConstraintError, check
+from bench.mock_engine.tokens import VOCABULARY_SIZE, PromptTokenizer
+
+DataType = Literal["STRING", "BOOL", "INT64", "UINT32", "FP32"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One input or output of the model; `STRING` is what Triton's HTTP calls BYTES."""
+
+    name: str
+    data_type: DataType
+    dims: tuple[int, ...]
+    optional: bool = True
+
+
+OUTPUTS = (
+    Tensor("text_output", "STRING", (-1,)),
+    Tensor("finish_reason", "STRING", (-1,)),
+    Tensor("cumulative_logprob", "FP32", (-1,)),
+    Tensor("logprobs", "STRING", (-1,)),
+    Tensor("num_input_tokens", "UINT32", (1,)),
+    Tensor("num_output_tokens", "UINT32", (-1,)),
+)
+
+RETURN_FLAGS = {f"return_{output.name}": output.name for output in OUTPUTS[1:]}
+
+Values = Mapping[str, list[Any]]
+"""The input tensors of a request, flat, by name."""
+
+
+class BackendError(Exception):
+    """A request's failure; the text is what its client reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What a dialect knows of the model."""
+
+    name: str
+    max_model_len: int
+    tokenizer: PromptTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """A valid request."""
+
+    prompt_ids: list[int]
+    prefix: str
+    """Precedes the answer where the prompt is not excluded."""
+    stream: bool
+    send_admission: bool
+    outputs: frozenset[str]
+    params: SamplingParams
+
+
+class Dialect(Protocol):
+    """One of the two backends."""
+
+    inputs: tuple[Tensor, ...]
+    sees_close_at_once: bool
+    """Whether a client that has gone away is noticed at once, or only when the engine next produces an output."""
+
+    def read(self, values: Values, model: Model) -> GenerateRequest:
+        """Raises BackendError."""
+
+    def engine_error(self, request: GenerateRequest) -> str | None:
+        """The error text for a request that vLLM ends with finish_reason `error`; None: the finish reason itself is
+        sent."""
+
+
+class Refusal(Exception):
+    """vLLM refuses a request whose parameters are well formed: `key` is the sampling parameter, or `prompt`."""
+
+    def __init__(self, key: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.key = key
+        self.sentence = sentence
+
+
+def first(values: Values, name: str, default: Any = None) -> Any:
+    """The single value of an input of shape [1], or the default where the input is absent."""
+    return values[name][0] if name in values else default
+
+
+def asked_outputs(values: Values) -> frozenset[str]:
+    return frozenset(output for flag, output in RETURN_FLAGS.items() if first(values, flag))
+
+
+def tokenize(text: str, add_special_tokens: bool, model: Model) -> list[int]:
+    """The prompt's token ids. Raises Refusal for a prompt that does not fit, as vLLM's renderer does."""
+    most = model.max_model_len
+    chars = most * model.tokenizer.max_chars_per_token
+    begin = f"This model's maximum context length is {most} tokens. However, your prompt contains"
+    if len(text) > chars:
+        raise Refusal(
+            "prompt",
+            f"{begin} {len(text)} characters (more than {chars} characters, which is the upper bound for {most} input "
+            "tokens). Please reduce the length of the input prompt.",
+        )
+    ids = model.tokenizer.encode(text, add_special_tokens)
+    if len(ids) > most:
+        # vLLM stops tokenising one token above the limit.
+        raise Refusal(
+            "prompt",
+            f"{begin} at least {most + 1} input tokens, which exceeds this limit even without any output tokens. "
+            "Please reduce the length of the input prompt.",
+        )
+    return ids
+
+
+def check_with_model(prompt_ids: list[int], params: SamplingParams, model: Model) -> None:
+    """The checks of vLLM that need the model. Raises Refusal."""
+    if not prompt_ids:
+        raise Refusal("prompt", "The decoder prompt cannot be empty")
+    if len(prompt_ids) >= model.max_model_len:
+        raise Refusal(
+            "prompt",
+            f"The decoder prompt (length {len(prompt_ids)}) plus the number of requested output tokens (at least 1) is "
+            f"longer than the maximum model length of {model.max_model_len}. Make sure that `max_model_len` is no "
+            "smaller than the number of text tokens (prompt + requested output tokens).",
+        )
+    if (params.logprobs or 0) > MAX_LOGPROBS:
+        raise Refusal(
+            "logprobs",
+            f"Requested sample logprobs of {params.logprobs}, which is greater than max allowed: {MAX_LOGPROBS}",
+        )
+    for key in ("logit_bias", "allowed_token_ids"):
+        outside = [token for token in params.shaping.get(key) or () if not 0 <= token < VOCABULARY_SIZE]
+        if outside:
+            raise Refusal(
+                key,
+                f"token_id(s) {outside} in {key} contain out-of-vocab token ids. Vocabulary size: {VOCABULARY_SIZE}",
+            )
+    if params.constraint is not None:
+        try:
+            check(params.constraint)
+        except ConstraintError as error:
+            raise Refusal("structured_outputs", str(error)) from None

@@ -1,0 +1,188 @@
+"""The mock model: a deterministic stream of tokens for one request. Pure: no clock, no network.
+
+An answer is a function of the prompt's token ids and the sampling parameters alone (`SamplingParams.draw_seed`).
+Free text is plain words in short sentences that end after 20 to 60 words; structured outputs are valid instances
+(`structured.py`). Stop strings, stop token ids, limits and what is held back while streaming follow vLLM's rules
+(`v1/engine/detokenizer.py`, `v1/core/sched/utils.py`).
+"""
+
+import codecs
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from bench.mock_engine.sampling import MAX_LOGPROBS, SamplingParams
+from bench.mock_engine.structured import EngineGaveUp, instance
+from bench.mock_engine.tokens import EOS, EOS_TEXT, pieces, token_id
+from bench.mock_engine.words import WORDS
+
+FinishReason = Literal["stop", "length", "error"]
+Logprobs = dict[str, dict[str, Any]]
+"""`{token id: {logprob, rank, decoded_token}}` of one position; the first key is the token that was sampled."""
+
+
+@dataclass(slots=True)
+class Delta:
+    """What one or more tokens add to the answer: the content of one response."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[Logprobs] | None = None
+    cumulative_logprob: float | None = None
+    finish_reason: FinishReason | None = None
+
+    def extend(self, later: "Delta") -> None:
+        """Merges the delta that follows this one into it."""
+        self.text += later.text
+        self.token_ids += later.token_ids
+        if self.logprobs is not None and later.logprobs is not None:
+            self.logprobs += later.logprobs
+        self.cumulative_logprob = later.cumulative_logprob
+        self.finish_reason = later.finish_reason
+
+
+def generate(
+    prompt_ids: Sequence[int],
+    params: SamplingParams,
+    max_model_len: int,
+    text: str | None = None,
+) -> Iterator[Delta]:
+    """Yields one delta per token; the last one, and only it, has a finish reason.
+
+    `text` replaces what the model would say; everything else (stop, limits, counts) applies to it as well. A
+    constraint that is valid but that the engine cannot follow ends with `error` and no message, as in vLLM.
+    """
+    seed = params.draw_seed(prompt_ids)
+    rest = max_model_len - len(prompt_ids)
+    limit = rest if params.max_tokens is None else min(params.max_tokens, rest)
+    answer = _Answer(params, limit, random.Random(seed))
+    try:
+        for piece in _piece_stream(seed, params, limit, text):
+            delta = answer.add(piece)
+            yield delta
+            if delta.finish_reason is not None:
+                return
+    except EngineGaveUp:
+        yield Delta(finish_reason="error", logprobs=None if params.logprobs is None else [])
+
+
+def _piece_stream(seed: int, params: SamplingParams, limit: int, text: str | None) -> Iterator[bytes | None]:
+    """The tokens' bytes; None is the end-of-sequence token. Endless where EOS is ignored."""
+    rng = random.Random(seed)
+    count = 0
+    words_before_end = 0
+    whole = b""
+    if text is not None:
+        whole = text.encode()
+    elif params.constraint is not None:
+        # A token is at least one byte and at most three.
+        whole = instance(params.constraint, seed, max_bytes=3 * limit)
+    else:
+        words_before_end = rng.randint(20, 60)
+    for piece in pieces(whole):
+        count += 1
+        yield piece
+    for index, word in enumerate(_words(rng)):
+        # After a constraint's last token a grammar allows nothing but the end, whatever min_tokens says.
+        may_end = count >= params.min_tokens or params.constraint is not None
+        if index >= words_before_end and may_end and not params.ignore_eos:
+            yield None
+            return
+        for piece in pieces(word):
+            count += 1
+            yield piece
+
+
+def _words(rng: random.Random) -> Iterator[bytes]:
+    """Words in sentences, each with the space before it, for ever."""
+    first = True
+    while True:
+        length = rng.randint(4, 10)
+        for position in range(length):
+            word = rng.choice(WORDS)
+            if position == 0:
+                word = word.capitalize()
+            if position == length - 1:
+                word += "."
+            yield (word if first else f" {word}").encode()
+            first = False
+
+
+class _Answer:
+    """The detokenised answer so far, and vLLM's decision where it ends."""
+
+    def __init__(self, params: SamplingParams, limit: int, rng: random.Random) -> None:
+        self._params = params
+        self._limit = limit
+        self._rng = rng
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._text = ""
+        self._sent = 0
+        self._count = 0
+        self._cumulative = 0.0
+        # While the answer runs on, this many characters are kept back: they may be the beginning of a stop string.
+        self._held = 0
+        if params.stop and not params.include_stop_str_in_output:
+            self._held = max(map(len, params.stop)) - 1
+
+    def add(self, piece: bytes | None) -> Delta:
+        params = self._params
+        self._count += 1
+        token = EOS if piece is None else token_id(piece)
+        decoded = "" if piece is None else self._decoder.decode(piece)
+        finish: FinishReason | None = None
+        # Below min_tokens vLLM's sampler cannot choose a stop token, and stop strings are not looked for.
+        stops_count = self._count > params.min_tokens
+        if piece is None or (token in params.stop_token_ids and stops_count):
+            finish = "stop"
+            if params.include_stop_str_in_output:
+                self._text += decoded
+        else:
+            self._text += decoded
+            if stops_count and self._cut_at_stop_string(len(decoded)):
+                finish = "stop"
+        if finish is None and self._count >= self._limit:
+            finish = "length"
+        end = len(self._text) if finish else max(len(self._text) - self._held, self._sent)
+        delta = Delta(text=self._text[self._sent : end], token_ids=[token], finish_reason=finish)
+        self._sent = end
+        if params.logprobs is not None:
+            position = self._logprobs(token, EOS_TEXT if piece is None else decoded, params.logprobs)
+            self._cumulative += next(iter(position.values()))["logprob"]
+            delta.logprobs = [position]
+            delta.cumulative_logprob = self._cumulative
+        return delta
+
+    def _cut_at_stop_string(self, new_chars: int) -> bool:
+        if not new_chars:
+            return False
+        hits = []
+        for stop in self._params.stop:
+            at = self._text.find(stop, max(0, len(self._text) - new_chars - len(stop) + 1))
+            if at != -1:
+                hits.append((at + len(stop), at))
+        if not hits:
+            return False
+        after, at = min(hits)
+        self._text = self._text[: after if self._params.include_stop_str_in_output else at]
+        return True
+
+    def _logprobs(self, token: int, decoded: str, count: int) -> Logprobs:
+        """The sampled token first, then the most likely ones by rank. A random request sometimes samples a lower
+        rank."""
+        # vLLM's -1 asks for the whole vocabulary; the mock's is cut off at the default limit.
+        count = MAX_LOGPROBS if count == -1 else count
+        rank = 1 if self._params.greedy else self._rng.choice((1, 1, 1, 1, 2, 3))
+        ranked = [(str(token), decoded)]
+        others = [word[:3] for word in self._rng.sample(WORDS, len(WORDS))]
+        alternatives = [(str(token_id(text.encode())), text) for text in dict.fromkeys(others)]
+        alternatives = [alternative for alternative in alternatives if alternative[0] != str(token)]
+        ranked = [*alternatives[: rank - 1], ranked[0], *alternatives[rank - 1 :]]
+        entries: Logprobs = {}
+        logprob = 0.0
+        for index, (candidate, text) in enumerate(ranked[: max(count, rank)]):
+            logprob -= self._rng.uniform(0.05, 1.0)
+            entries[candidate] = {"logprob": round(logprob, 6), "rank": index + 1, "decoded_token": text}
+        sampled = {str(token): entries[str(token)]}
+        return sampled | {key: entry for key, entry in entries.items() if entry["rank"] <= count}

@@ -1,0 +1,64 @@
+"""Tokens: how text becomes token ids and back. Pure.
+
+Two tokenizers stand behind `PromptTokenizer`. `PieceTokenizer` is the mock's own simple rule, and every generated
+token follows it. `FileTokenizer` reads a model's `tokenizer.json` and is used for prompts where a model repository
+gives one.
+
+The simple rule: words (with the space before them), numbers, runs of white space and runs of anything else are cut
+into pieces of at most three UTF-8 bytes; a piece is a token. So a character of four bytes spans two tokens, as in
+real vocabularies.
+"""
+
+import re
+from pathlib import Path
+from typing import Protocol
+
+from tokenizers import Tokenizer
+
+EOS = 256
+BOS = 257
+EOS_TEXT = "</s>"
+
+_RUN = re.compile(rb" ?[A-Za-z]+| ?[0-9]+|\s+|[^A-Za-z0-9\s]+")
+_PIECE_BYTES = 3
+_FIRST_ID_OF_LENGTH = {1: 0, 2: 512, 3: 512 + 2**16}
+VOCABULARY_SIZE = 512 + 2**16 + 2**24
+
+
+class PromptTokenizer(Protocol):
+    max_chars_per_token: int
+    """No token stands for more characters than this."""
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
+
+
+class PieceTokenizer:
+    """The simple rule. `add_special_tokens` puts one BOS in front."""
+
+    max_chars_per_token = _PIECE_BYTES
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        ids = [token_id(piece) for piece in pieces(text.encode())]
+        return [BOS, *ids] if add_special_tokens else ids
+
+
+class FileTokenizer:
+    """A model's own `tokenizer.json`."""
+
+    def __init__(self, path: Path) -> None:
+        self._tokenizer: Tokenizer = Tokenizer.from_file(str(path))
+        self.max_chars_per_token = max(map(len, self._tokenizer.get_vocab()), default=1)
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+
+def pieces(data: bytes) -> list[bytes]:
+    """Cuts UTF-8 bytes into tokens' bytes by the simple rule."""
+    return [run[at : at + _PIECE_BYTES] for run in _RUN.findall(data) for at in range(0, len(run), _PIECE_BYTES)]
+
+
+def token_id(piece: bytes) -> int:
+    """The id of a piece of one to three bytes. Ids of different pieces differ."""
+    return _FIRST_ID_OF_LENGTH[len(piece)] + int.from_bytes(piece, "big")
