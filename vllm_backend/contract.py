@@ -1,8 +1,7 @@
 """What this backend and its clients agree on: the tensors of a request and of its responses, and the error texts.
 
-Only constants, small value types and the error classes belong here: no I/O, no vLLM, no Triton. The tensor tables are the one
-source for `auto_complete_config`, for reading a request and for building a response.
-"""
+Only constants, small value types and the error classes belong here: no I/O, no vLLM, no Triton. The tensor tables are
+the one source for `auto_complete_config`, for reading a request and for building a response."""
 
 from dataclasses import dataclass
 
@@ -67,7 +66,8 @@ UNFINISHED = "None"
 
 
 class RequestError(Exception):
-    """A request's failure as its client reads it. Triton's HTTP turns every error code into 400, so the text carries it."""
+    """A request's failure as its client reads it. Triton's HTTP turns every error code into 400, so the text carries
+    it."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -86,7 +86,8 @@ class InvalidArgument(RequestError):
 
 
 class Unavailable(RequestError):
-    """The engine is gone, busy or going away; the same request may succeed elsewhere or later: `UNAVAILABLE: <sentence>`."""
+    """The engine is gone, busy or going away; the same request may succeed elsewhere or later: `UNAVAILABLE:
+    <sentence>`."""
 
     def __init__(self, sentence: str) -> None:
         super().__init__(f"UNAVAILABLE: {sentence}")

@@ -1,8 +1,7 @@
 """vLLM behind a small interface: start, admit a request, read its outputs, abort it, shut down.
 
-The only module that imports vLLM, written for the release in `versions.py`. Nothing of Triton is known here. Every exception that
-leaves it is one of `contract`'s, so a client never sees vLLM's own types or a stack trace.
-"""
+The only module that imports vLLM, written for the release in `versions.py`. Nothing of Triton is known here. Every
+exception that leaves it is one of `contract`'s, so a client never sees vLLM's own types or a stack trace."""
 
 import asyncio
 import dataclasses
@@ -31,10 +30,19 @@ from vllm_backend.contract import Internal, InvalidArgument, RequestError, Start
 from vllm_backend.request import GenerateRequest
 from vllm_backend.sampling import constraint_kind, place_of
 
-ENGINE_DEAD = "the engine has stopped; load the model again."
+ENGINE_STOPPED = "the engine has stopped; load the model again."
+
+_NESTED = {"structured_outputs": StructuredOutputsParams, "repetition_detection": RepetitionDetectionParams}
+"""The sampling parameters that are an object of vLLM's own."""
 
 _FIRST_TOKEN_TIMEOUT = 600.0
 """Seconds for the very first token, in which kernels may still be compiled."""
+
+_LIVENESS_INTERVAL = 0.5
+"""Seconds between two looks at whether the engine still runs. Open requests learn of its end at once, without this."""
+
+_SHUTDOWN_TIMEOUT = 5.0
+"""Seconds for the engine's processes to end before they are killed."""
 
 
 def read_engine_args(path: Path) -> AsyncEngineArgs:
@@ -87,7 +95,7 @@ class Generation:
             # Without an await while there is something to read: fewer switches of task under load.
             result = self._queue.get_nowait() or await self._queue.get()
         except EngineDeadError as error:
-            raise Unavailable(ENGINE_DEAD) from error
+            raise Unavailable(ENGINE_STOPPED) from error
         except Exception as error:
             raise Internal("the engine failed on this request; the cause is in the server's log.") from error
         (output,) = result.outputs
@@ -135,17 +143,21 @@ class Engine:
             await asyncio.wait_for(engine._generate_one_token(), _FIRST_TOKEN_TIMEOUT)
         except Exception as error:
             llm.shutdown()
-            raise StartError(f"vLLM's engine for {args.model} started but generated no token: {_one_line(error)}") from error
+            raise StartError(
+                f"vLLM's engine for {args.model} started but generated no token: {_one_line(error)} "
+                "(the cause is in the log above)"
+            ) from error
         return engine
 
     @property
     def unfinished(self) -> int:
         """How many requests the engine has not finished."""
-        return self._llm.get_num_unfinished_requests()
+        return int(self._llm.get_num_unfinished_requests())
 
-    @property
-    def is_dead(self) -> bool:
-        return self._llm.errored
+    async def stopped(self) -> None:
+        """Returns when the engine has died. vLLM has no event for it, only a flag."""
+        while not self._llm.errored:  # noqa: ASYNC110
+            await asyncio.sleep(_LIVENESS_INTERVAL)
 
     async def admit(self, request: GenerateRequest) -> Generation:
         """Validates a request in full, and queues it. Raises RequestError."""
@@ -157,7 +169,7 @@ class Engine:
         try:
             queue = await self._llm.add_request(request_id, engine_request, engine_request.sampling_params)
         except EngineDeadError as error:
-            raise Unavailable(ENGINE_DEAD) from error
+            raise Unavailable(ENGINE_STOPPED) from error
         except GracefulHTTPError as error:
             raise Unavailable(_one_line(error)) from error
         except asyncio.CancelledError:
@@ -166,10 +178,16 @@ class Engine:
             raise
         return Generation(self._llm, request_id, queue, request, len(engine_request.prompt_token_ids))
 
-    def shutdown(self) -> None:
-        """Ends the engine's processes; whatever it still generates is lost."""
+    async def shutdown(self) -> None:
+        """Ends the engine's processes; whatever it still generates is lost. Blocks the loop, which has nothing else
+        to do then."""
         self._preparing.shutdown(wait=False, cancel_futures=True)
-        self._llm.shutdown(timeout=5.0)
+        if self._llm.output_handler is not None:
+            # Before its engine goes, lest it report that as a failure.
+            self._llm.output_handler.cancel()
+        self._llm.shutdown(timeout=_SHUTDOWN_TIMEOUT)
+        # vLLM shuts down once more in a destructor, which must not be left to the end of the interpreter.
+        del self._llm
 
     async def _generate_one_token(self) -> None:
         request = GenerateRequest(
@@ -189,7 +207,8 @@ class Engine:
             raise InvalidArgument(
                 place_of("seed"),
                 "not supported on the CPU while chunked prefill is on: "
-                "set enable_chunked_prefill to false in model.json, and max_num_batched_tokens to at least max_model_len.",
+                "set enable_chunked_prefill to false in model.json, "
+                "and max_num_batched_tokens to at least max_model_len.",
             )
         prompt = self._tokenize(request)
         params = _sampling_params(request)
@@ -233,7 +252,7 @@ class Engine:
 
 def _sampling_params(request: GenerateRequest) -> SamplingParams:
     arguments = dict(request.sampling)
-    for key, make in (("structured_outputs", StructuredOutputsParams), ("repetition_detection", RepetitionDetectionParams)):
+    for key, make in _NESTED.items():
         if key in arguments:
             try:
                 arguments[key] = make(**arguments[key])
@@ -250,8 +269,8 @@ def _sampling_params(request: GenerateRequest) -> SamplingParams:
 
 
 def _refusal(error: Exception, request: GenerateRequest) -> InvalidArgument:
-    """The place of a refusal by vLLM: the parameter that it reports, or the one that its text begins with. A refusal of a
-    grammar names none."""
+    """The place of a refusal by vLLM: the parameter that it reports, or the one that its text begins with. A refusal
+    of a grammar names none."""
     text = _one_line(error)
     place = getattr(error, "parameter", None)
     if place not in request.sampling:
@@ -266,13 +285,20 @@ def _refusal(error: Exception, request: GenerateRequest) -> InvalidArgument:
 
 
 def _one_line(error: Exception) -> str:
-    """What an exception of vLLM's says, without the pointers to source and documentation that follow on further lines."""
+    """What an exception says, as one sentence on one line."""
+    if isinstance(error, RequestError):
+        return error.text
     # VLLMClientError's str() appends the parameter and its value, which the text already holds.
     text = str(error.args[0]) if isinstance(error, VLLMClientError) and error.args else str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
         return f"{type(error).__name__}."
-    # pydantic: a heading, the field, the reason with its type and input in brackets, a link.
-    if "validation error" in lines[0] and len(lines) > 2:
-        return f"{lines[1]}: {lines[2].split(' [type=')[0]}."
-    return lines[0] if lines[0][-1] in ".!?" else f"{lines[0]}."
+    if isinstance(error, VLLMClientError):
+        # A grammar's error needs its further lines: they show where the grammar is wrong.
+        line = " ".join(lines)
+    elif "validation error" in lines[0] and len(lines) > 2:
+        # pydantic: a heading, the field, the reason with its type and input in brackets, a link.
+        line = f"{lines[1]}: {lines[2].split(' [type=')[0]}"
+    else:
+        line = lines[0]
+    return line if line[-1] in ".!?" else f"{line}."

@@ -1,9 +1,8 @@
 """Triton's side: the Python backend's entry points, and the course of a request between Triton and the engine.
 
-Triton's Python backend loads this file from the folder of the backend `vllm` and calls `TritonPythonModel`. It runs on three
-threads: Triton's calls `execute`, which only reads the tensors; the event loop runs the engine's client and sends every response of
-an admitted request; the sweep asks for cancellations (`cancel.py`).
-"""
+Triton's Python backend loads this file from the folder of the backend `vllm` and calls `TritonPythonModel`. It runs
+on three threads: Triton's calls `execute`, which only reads the tensors; the event loop runs the engine's client and
+sends every response of an admitted request; the sweep asks for cancellations (`cancel.py`)."""
 
 import asyncio
 import json
@@ -17,13 +16,14 @@ import triton_python_backend_utils as pb_utils
 
 from vllm_backend import contract
 from vllm_backend.cancel import Channel, Sweeper
-from vllm_backend.contract import InvalidArgument, RequestError, StartError, Unavailable
+from vllm_backend.contract import Internal, InvalidArgument, RequestError, StartError, Unavailable
+from vllm_backend.orphan import end_with_parent
 from vllm_backend.request import GenerateRequest, parse_request
 from vllm_backend.response import ResponseBuilder, Tensors
 from vllm_backend.versions import check_version, installed_version
 
 if TYPE_CHECKING:
-    from vllm_backend.engine import Engine, Generation
+    from vllm_backend.engine import Generation
 
 _T = TypeVar("_T")
 
@@ -54,7 +54,8 @@ class TritonPythonModel:
 
     @staticmethod
     def auto_complete_config(config: Any) -> Any:
-        """Completes a `config.pbtxt` that only says `backend: "vllm"`. Called in a process of its own: imports no vLLM."""
+        """Completes a `config.pbtxt` that only says `backend: "vllm"`. Called in a process of its own: imports no
+        vLLM."""
         for tensor in contract.INPUTS:
             config.add_input(
                 {
@@ -72,10 +73,11 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Starts the engine. Returns once it has generated a token; otherwise the load fails with one sentence."""
+        end_with_parent()
         self._calls: set[Call] = set()
         self._closing = False
         try:
-            self._check_config(json.loads(args["model_config"]))
+            self._read_config(json.loads(args["model_config"]))
             check_version(installed_version())
             if args["model_instance_kind"] in ("GPU", "KIND_GPU"):
                 # Before vLLM is imported: it counts the devices then. KIND_MODEL leaves the choice to vLLM.
@@ -87,11 +89,12 @@ class TritonPythonModel:
             self._loop = asyncio.new_event_loop()
             self._loop_thread = threading.Thread(target=self._loop.run_forever, name="engine-client", daemon=True)
             self._loop_thread.start()
-            self._engine: Engine = self._on_loop(Engine.start(engine_args))
+            self._engine = self._on_loop(Engine.start(engine_args))
         except StartError as error:
             raise pb_utils.TritonModelException(str(error)) from None
         self._sweeper = Sweeper()
         self._sweeper.start()
+        self._watcher = asyncio.run_coroutine_threadsafe(self._watch_engine(), self._loop)
 
     def execute(self, requests: list[Any]) -> None:
         """Takes requests in and returns at once; their responses are sent from the event loop."""
@@ -106,21 +109,36 @@ class TritonPythonModel:
             self._loop.call_soon_threadsafe(self._begin, call, parsed)
 
     def finalize(self) -> None:
-        """Ends open requests with UNAVAILABLE, then the engine and its processes."""
+        """Ends open requests with UNAVAILABLE, then the engine and its processes.
+
+        Triton calls it when no request is open any more, or when its exit timeout has passed.
+        """
+        self._watcher.cancel()
         self._sweeper.stop()
-        self._on_loop(self._close())
-        self._engine.shutdown()
+        self._on_loop(self._end_calls())
+        self._on_loop(self._engine.shutdown())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._loop_thread.join()
         self._loop.close()
 
-    def _check_config(self, config: dict[str, Any]) -> None:
+    def _read_config(self, config: dict[str, Any]) -> None:
         if not config.get("model_transaction_policy", {}).get("decoupled"):
             raise StartError("config.pbtxt must say model_transaction_policy { decoupled: true }.")
         if config.get("max_batch_size"):
             raise StartError("config.pbtxt must say max_batch_size: 0; the engine batches requests itself.")
-        parameters = config.get("parameters", {})
-        if parameters.get("REPORT_CUSTOM_METRICS", {}).get("string_value", "").lower() in ("yes", "true"):
+
+        def is_set(parameter: str) -> bool:
+            value = config.get("parameters", {}).get(parameter, {}).get("string_value", "")
+            return value.lower() in ("yes", "true")
+
+        self._name: str = config["name"]
+        self._unload_when_stopped = is_set("ENABLE_VLLM_HEALTH_CHECK")
+        if self._unload_when_stopped and not _server_unloads_on_request():
+            raise StartError(
+                "ENABLE_VLLM_HEALTH_CHECK needs tritonserver's --model-control-mode=explicit: "
+                "in another mode the unloading of a model whose engine has stopped ends the whole server."
+            )
+        if is_set("REPORT_CUSTOM_METRICS"):
             pb_utils.Logger.log_warn(
                 "REPORT_CUSTOM_METRICS has no effect: set PROMETHEUS_MULTIPROC_DIR in tritonserver's environment, "
                 "and vLLM writes all of its metrics there"
@@ -149,7 +167,7 @@ class TritonPythonModel:
             if not call.cancelled_by_client:
                 last = _error_response(Unavailable(UNLOADING))
         except RequestError as error:
-            if error.__cause__ is not None and not isinstance(error, InvalidArgument):
+            if isinstance(error, Internal):
                 pb_utils.Logger.log_error(f"request {call.client_id!r}: {error.text} Cause: {error.__cause__!r}")
             last = _error_response(error)
         except Exception as error:
@@ -166,7 +184,8 @@ class TritonPythonModel:
             )
 
     async def _answer(self, call: Call, request: GenerateRequest, generation: "Generation") -> Any:
-        """Sends every response but the last one, which is returned. Aborts the request in the engine if it is not finished."""
+        """Sends every response but the last one, which is returned. Aborts the request in the engine if it is not
+        finished."""
         finished = False
         try:
             builder = ResponseBuilder(request, generation.prompt_tokens)
@@ -188,7 +207,17 @@ class TritonPythonModel:
             if not finished:
                 await generation.abort()
 
-    async def _close(self) -> None:
+    async def _watch_engine(self) -> None:
+        """Says once in the log that the engine has died, and takes the model out of service if it is set up so."""
+        await self._engine.stopped()
+        pb_utils.Logger.log_error(
+            f"the engine of model {self._name} has stopped; every request is refused until the model is loaded again"
+        )
+        if self._unload_when_stopped:
+            # Blocks until Triton has taken it up, and Triton may by then wait for this loop in finalize().
+            await self._loop.run_in_executor(None, pb_utils.unload_model, self._name)
+
+    async def _end_calls(self) -> None:
         self._closing = True
         tasks = [call.task for call in self._calls if call.task is not None]
         for task in tasks:
@@ -204,3 +233,9 @@ def _error_response(error: RequestError) -> Any:
     codes = {InvalidArgument: pb_utils.TritonError.INVALID_ARG, Unavailable: pb_utils.TritonError.UNAVAILABLE}
     code = codes.get(type(error), pb_utils.TritonError.INTERNAL)
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(error.text, code))
+
+
+def _server_unloads_on_request() -> bool:
+    """Whether this process's parent is a tritonserver with explicit model control, as far as its command line tells."""
+    command = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().split(b"\0")
+    return any(argument.endswith(b"explicit") for argument in command)

@@ -1,4 +1,5 @@
-"""A request's input tensors, read once into a typed value. Pure: numpy arrays in, `GenerateRequest` out, no vLLM and no Triton."""
+"""A request's input tensors, read once into a typed value. Pure: numpy arrays in, `GenerateRequest` out, no vLLM and
+no Triton."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -68,7 +68,8 @@ class ResponseBuilder:
             contract.NUM_INPUT_TOKENS: lambda completion: prompt_length,
             contract.NUM_OUTPUT_TOKENS: lambda completion: np.array([len(completion.token_ids)], dtype=np.uint32),
         }
-        self._encoders = [(output.name, encoders[output.name]) for output in contract.OUTPUTS if output.name in request.outputs]
+        asked = [output.name for output in contract.OUTPUTS if output.name in request.outputs]
+        self._encoders = [(name, encoders[name]) for name in asked]
 
     def build(self, completion: Completion) -> Tensors:
         tensors = [(contract.TEXT_OUTPUT, _strings(self._prefix + completion.text))]
@@ -88,8 +89,8 @@ def _strings(text: str) -> NDArray[Any]:
 
 
 def _logprobs_json(logprobs: Sequence[dict[int, TokenLogprob] | None]) -> str:
-    """`[{token_id: {logprob, rank, decoded_token}, …}, …]`, one object per token, the sampled token's key first. The order is
-    vLLM's own and must be kept."""
+    """`[{token_id: {logprob, rank, decoded_token}, …}, …]`, one object per token, the sampled token's key first. The
+    order is vLLM's own and must be kept."""
     return json.dumps(
         [
             {

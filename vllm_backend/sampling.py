@@ -1,8 +1,9 @@
-"""The `sampling_parameters` of a request: which keys there are, what each may hold, and how it reads as vLLM's argument.
+"""The `sampling_parameters` of a request: which keys there are, what each may hold, and how it reads as vLLM's
+argument.
 
-Pure: JSON text in, keyword arguments of vLLM's `SamplingParams` out. A rule that needs the model (vocabulary size, context length,
-grammar) is vLLM's to check; everything else is refused here, by name, before vLLM sees it. Bounds are those of vLLM's own check.
-"""
+Pure: JSON text in, keyword arguments of vLLM's `SamplingParams` out. A rule that needs the model (vocabulary size,
+context length, grammar) is vLLM's to check; everything else is refused here, by name, before vLLM sees it. Bounds are
+those of vLLM's own check."""
 
 import json
 import math
@@ -128,7 +129,7 @@ def _number(bounds: str, allowed: Callable[[float], bool]) -> _Reader:
 
 
 def _integer(at_least: int, at_most: int = INT64_MAX) -> _Reader:
-    bounds = f"from {at_least} to {at_most}" if at_most != INT64_MAX else f"of at least {at_least}"
+    bounds = f"from {at_least} to {at_most}" if INT64_MIN in (at_least, -at_most) else f"of at least {at_least}"
 
     def read(value: Any) -> int:
         number: int | None = None
@@ -261,7 +262,9 @@ def _structured_outputs(value: Any) -> dict[str, Any]:
         elif kind in ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"):
             # vLLM's engine reads these from its own configuration only.
             if item not in (None, False):
-                raise ValueError(f"{kind} cannot be set for one request: set it in model.json's structured_outputs_config.")
+                raise ValueError(
+                    f"{kind} cannot be set for one request: set it in model.json's structured_outputs_config."
+                )
         else:
             raise ValueError(f"has no key {_shown(kind)}: give one of {', '.join(CONSTRAINTS)}.")
     if len(constraint) != 1:
