@@ -30,6 +30,7 @@ SIGTERM and SIGINT end it at once.
 
 import argparse
 import asyncio
+import os
 import signal
 import sys
 from pathlib import Path
@@ -94,7 +95,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"cannot listen on {options.host}:{options.port}: {error.strerror}.", file=sys.stderr)
+        print(f"cannot listen on {options.host}:{options.port}: {os.strerror(error.errno or 0)}.", file=sys.stderr)
         return 1
     return 0
 
