@@ -8,6 +8,7 @@ import asyncio
 import json
 import os
 import threading
+import traceback
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 UNLOADING = "the model is being unloaded."
-INTERNAL = "INTERNAL: the backend failed on this request; the cause is in the server's log."
 
 
 class Call:
@@ -105,6 +105,9 @@ class TritonPythonModel:
             except RequestError as error:
                 channel.finish(_error_response(error))
                 continue
+            except Exception as error:
+                channel.finish(_unexpected(request.request_id(), error))
+                continue
             call = Call(channel, request.request_id())
             self._loop.call_soon_threadsafe(self._begin, call, parsed)
 
@@ -168,11 +171,10 @@ class TritonPythonModel:
                 last = _error_response(Unavailable(UNLOADING))
         except RequestError as error:
             if isinstance(error, Internal):
-                pb_utils.Logger.log_error(f"request {call.client_id!r}: {error.text} Cause: {error.__cause__!r}")
+                _log_failure(call.client_id, error.text, error.__cause__)
             last = _error_response(error)
         except Exception as error:
-            pb_utils.Logger.log_error(f"request {call.client_id!r}: {error!r}")
-            last = pb_utils.InferenceResponse(error=pb_utils.TritonError(INTERNAL))
+            last = _unexpected(call.client_id, error)
         finally:
             self._sweeper.forget(call.channel)
             self._calls.discard(call)
@@ -233,6 +235,18 @@ def _error_response(error: RequestError) -> Any:
     codes = {InvalidArgument: pb_utils.TritonError.INVALID_ARG, Unavailable: pb_utils.TritonError.UNAVAILABLE}
     code = codes.get(type(error), pb_utils.TritonError.INTERNAL)
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(error.text, code))
+
+
+def _unexpected(client_id: str, error: Exception) -> Any:
+    """The answer to a failure that nothing else has a sentence for; what it was is for the log alone."""
+    answer = Internal("the backend failed on this request; the cause is in the server's log.")
+    _log_failure(client_id, answer.text, error)
+    return _error_response(answer)
+
+
+def _log_failure(client_id: str, text: str, cause: BaseException | None) -> None:
+    trace = "" if cause is None else f" Cause: {''.join(traceback.format_exception(cause))}"
+    pb_utils.Logger.log_error(f"request {client_id!r} failed: {text}{trace}")
 
 
 def _server_unloads_on_request() -> bool:
