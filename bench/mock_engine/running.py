@@ -6,6 +6,7 @@ with running_mock_engine(stock=True) as engine:
     (request,) = engine.wait_for_requests(1)
 """
 
+import asyncio
 import subprocess
 import sys
 import time
@@ -29,7 +30,7 @@ class MockEngineError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class MockEngine:
-    """A running mock engine. The calls block for about a millisecond, so async tests may use them too."""
+    """A running mock engine. A call blocks for about a millisecond, which an async test can bear, but for the waiting."""
 
     url: str
 
@@ -57,6 +58,10 @@ class MockEngine:
             if time.monotonic() > give_up_at:
                 raise MockEngineError(f"not {count} requests have ended within {timeout} s: {requests}")
             time.sleep(0.01)
+
+    async def requests_ended(self, count: int, match: str = "", within: float = 5.0) -> list[dict[str, Any]]:
+        """`wait_for_requests` without blocking the event loop."""
+        return await asyncio.to_thread(self.wait_for_requests, count, match, within)
 
     def forget_requests(self) -> None:
         self._call("DELETE", "/mock/requests")
