@@ -29,5 +29,5 @@ STRICT_PATTERNS = {
 }
 """format: an ECMA-262 pattern that allows only strings of that format."""
 
-GUIDANCE_FORMATS = frozenset({*STRICT_PATTERNS, "duration", "ipv6", "uuid", "uri"})
-XGRAMMAR_FORMATS = frozenset({*GUIDANCE_FORMATS, "uri-reference", "uri-template"})
+ENFORCED = frozenset({*STRICT_PATTERNS, "duration", "ipv6", "uuid", "uri"})
+"""The formats that both backends hold, by themselves or by the pattern above."""

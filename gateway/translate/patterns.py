@@ -30,7 +30,7 @@ _WORD = frozenset([*_DIGIT, *range(0x41, 0x5B), *range(0x61, 0x7B), 0x5F])
 _SPACE = frozenset([9, 10, 11, 12, 13, 32])
 _ASCII = frozenset(range(128))
 # ECMA-262's white space beyond ASCII. Unicode's own class lacks U+FEFF and has U+0085.
-_SPACE_BEYOND_ASCII = r"\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}\x{feff}"
+_SPACE_BEYOND_ASCII = r"\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
 
 # shorthand: (its text inside a class, its ASCII members). `\s` leaves out what dialects disagree about.
 _SHORTHANDS = {
@@ -39,7 +39,7 @@ _SHORTHANDS = {
     "s": (r"\t\n\x0b\x0c\r ", _SPACE),
     "D": ("[^0-9]", _ASCII - _DIGIT),
     "W": ("[^0-9A-Za-z_]", _ASCII - _WORD),
-    "S": (rf"[^\t\n\x0b\x0c\r \x{{85}}{_SPACE_BEYOND_ASCII}]", _ASCII - _SPACE),
+    "S": (rf"[^\t\n\x0b\x0c\r \x85{_SPACE_BEYOND_ASCII}]", _ASCII - _SPACE),
 }
 _QUOTE_AND_BACKSLASH = frozenset(b'"\\')
 
@@ -50,12 +50,17 @@ class Pattern:
 
     `text`: the same language or a narrower one, for engines that read a pattern over the string's
     *characters* and write JSON escapes themselves (guidance).
+    `plain`: `text` has only what every backend reads alike (no set operations, no code points by number).
     `raw_safe`: no literal or positive class calls for `"`, `\` or a control character, so an engine
     that puts the pattern's characters into the JSON text as they are (xgrammar) writes valid JSON.
     """
 
     text: str
     raw_safe: bool
+
+    @property
+    def plain(self) -> bool:
+        return not any(special in self.text for special in ("&&", "[[", "[^[", r"\p", r"\P"))
 
 
 def parse(pattern: str) -> Pattern:
@@ -165,7 +170,7 @@ class _Parser:
             return self.char_class()
         if char == ".":
             self.at += 1
-            return r"[^\n\r\x{2028}\x{2029}]"
+            return r"[^\n\r\u2028\u2029]"
         if char == "\\":
             return self.escape_outside_class()
         if char in "*+?{":
@@ -319,7 +324,7 @@ def _subset_without_nul(body: str, members: frozenset[int]) -> str:
 def _char(code: int) -> str:
     char = chr(code)
     if code < 32 or 127 <= code < 160 or code in (0x2028, 0x2029, 0xFEFF):
-        return f"\\x{{{code:x}}}" if code > 0xFF else f"\\x{code:02x}"
+        return f"\\u{code:04x}" if code > 0xFF else f"\\x{code:02x}"
     return f"\\{char}" if char in _SYNTAX else char
 
 
