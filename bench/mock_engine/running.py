@@ -30,7 +30,7 @@ class MockEngineError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class MockEngine:
-    """A running mock engine. A call blocks for about a millisecond, which an async test can bear, but for the waiting."""
+    """A running mock engine. A call blocks for about a millisecond, which an async test can bear."""
 
     url: str
 
