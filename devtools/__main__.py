@@ -1,22 +1,111 @@
-"""The commands of ./dev."""
+"""The command line of ./dev: what each command takes, and how its failures are shown."""
 
 import argparse
+import errno
 import signal
 import sys
+from pathlib import Path
 from types import FrameType
 
-from devtools import environments, models, triton
+from devtools import environments, lock, testing, up
 from devtools.errors import DevError
-from devtools.lock import renew
+from devtools.paths import home
+from devtools.stack import Ports
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="./dev",
+        description="Starts the stack, its tests and its linters. Everything that they need is made on first use, "
+        f"under {home()} (TVS_HOME moves it), from what pip can download.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    start = commands.add_parser("up", help="start the stack in the foreground; Ctrl-C stops it")
+    start.add_argument(
+        "--engine",
+        default="triton",
+        metavar="mock|URL",
+        help="mock: a stand-in without torch and vLLM, ready in seconds; URL: a Triton that already runs "
+        "(default: a real tritonserver with vLLM on the CPU)",
+    )
+    start.add_argument(
+        "--config", type=Path, metavar="FILE", help="the gateway's settings, such as the models of --engine URL"
+    )
+    for flag, default, what in (
+        ("--port", Ports.gateway, "the gateway"),
+        ("--triton-http-port", Ports.triton_http, "Triton's HTTP, or the mock engine"),
+        ("--triton-grpc-port", Ports.triton_grpc, "Triton's gRPC"),
+        ("--triton-metrics-port", Ports.triton_metrics, "Triton's metrics"),
+    ):
+        start.add_argument(flag, type=_port, default=default, metavar="N", help=f"port of {what} (default: {default})")
+
+    test = commands.add_parser("test", help="set up and run the tests; other arguments go to pytest")
+    tier = test.add_mutually_exclusive_group()
+    for name, what in testing.TIERS.items():
+        tier.add_argument(
+            f"--{name}", dest="tier", action="store_const", const=name, help=f"instead, the tests that {what}"
+        )
+    commands.add_parser("lint", help="run ruff and mypy")
+    commands.add_parser("setup", help="make everything that up and test need, and start nothing")
+    commands.add_parser("lock", help="renew locks/ within the bounds of pyproject.toml")
+    return parser
+
+
+def _port(text: str) -> int:
+    number = int(text)
+    if not 1 <= number <= 65535:
+        raise argparse.ArgumentTypeError("a port is between 1 and 65535")
+    return number
+
+
+def _run(arguments: argparse.Namespace, rest: list[str]) -> int:
+    match arguments.command:
+        case "up":
+            ports = Ports(
+                arguments.port,
+                arguments.triton_http_port,
+                arguments.triton_grpc_port,
+                arguments.triton_metrics_port,
+            )
+            return up.up(_engine(arguments.engine), ports, arguments.config)
+        case "test":
+            return testing.run_tests(arguments.tier, rest)
+        case "lint":
+            return testing.lint()
+        case "setup":
+            environments.services()
+            testing.set_up()
+        case "lock":
+            lock.renew()
+    return 0
+
+
+def _engine(value: str) -> str:
+    if value in ("triton", "mock") or value.startswith(("http://", "https://")):
+        return value
+    raise DevError(f"--engine takes mock or the base URL of a Triton, such as http://127.0.0.1:8000, not {value!r}.")
 
 
 def main() -> int:
-    if sys.argv[1] == "lock":
-        renew()
-    if sys.argv[1] == "setup":
-        environments.services(); d=environments.dev()
-        environments.engine()
-        from devtools.pythons import engine_python
-        print(triton.server(engine_python()))
-        print(models.tiny(d)); print(models.smollm2())
-    return 0
+    def terminated(number: int, frame: FrameType | None) -> None:
+        # As an exception, so that whatever runs is ended on the way out.
+        raise SystemExit(128 + number)
+
+    parser = _parser()
+    arguments, rest = parser.parse_known_args()
+    if rest and arguments.command != "test":
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, terminated)
+    try:
+        return _run(arguments, rest)
+    except DevError as error:
+        print(f"./dev: {error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        return 130
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print(f"./dev: The disk is full; make room for {home()}, or set TVS_HOME to a folder elsewhere.", file=sys.stderr)
+    return 1

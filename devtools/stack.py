@@ -1,0 +1,256 @@
+"""The running stack: which processes, with which arguments and environment, and when they are ready.
+
+`./dev up` and the tests start the same thing from here.
+"""
+
+import os
+import shutil
+import re
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from devtools import environments, models, repository, triton
+from devtools.errors import DevError
+from devtools.paths import ROOT
+from devtools.processes import Service, service_environment
+from devtools.pythons import engine_python
+
+HOST = "127.0.0.1"
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Where the parts listen, all on the loopback address."""
+
+    gateway: int = 9000
+    triton_http: int = 8000
+    triton_grpc: int = 8001
+    triton_metrics: int = 8002
+
+    @classmethod
+    def free(cls) -> Self:
+        """Four ports that nothing listens on now."""
+        held = [socket.create_server((HOST, 0)) for _ in range(4)]
+        try:
+            return cls(*(one.getsockname()[1] for one in held))
+        finally:
+            for one in held:
+                one.close()
+
+
+@dataclass(frozen=True)
+class StackConfig:
+    """What to start.
+
+    `engine` is `triton` (a real tritonserver with vLLM), `mock` (bench.mock_engine), or the URL of a Triton that runs.
+    `models` are deployments of model_repository/, each with the engine arguments that replace those of its model.json.
+    """
+
+    engine: str = "triton"
+    models: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {models.TINY: {}})
+    gateway: bool = True
+    gateway_arguments: tuple[str, ...] = ()
+    engine_arguments: tuple[str, ...] = ()
+    engine_environment: Mapping[str, str] = field(default_factory=dict)
+    ports: Ports = field(default_factory=Ports.free)
+
+
+class Stack:
+    """Starts and stops the parts in `config`; everything it writes is under `state`, which it empties at start."""
+
+    def __init__(self, config: StackConfig, state: Path, python: Path) -> None:
+        """`python` runs the services; its environment holds at least locks/gateway.txt."""
+        self.config = config
+        self.state = state
+        self._python = python
+        self.repository = state / "models"
+        self.services: list[Service] = []
+
+    @property
+    def url(self) -> str:
+        """The gateway's base URL."""
+        return f"http://{HOST}:{self.config.ports.gateway}"
+
+    @property
+    def triton_url(self) -> str:
+        """The base URL of the engine's Triton HTTP port."""
+        if self.config.engine in ("triton", "mock"):
+            return f"http://{HOST}:{self.config.ports.triton_http}"
+        return self.config.engine
+
+    def service(self, name: str) -> Service:
+        """`triton`, `mock` or `gateway`, as started last."""
+        return next(service for service in reversed(self.services) if service.name == name)
+
+    def start(self, say: Say = lambda _: None) -> None:
+        """Starts every part and returns when all are ready. Raises DevError, with nothing left running, if one is not."""
+        try:
+            if self.state.exists():
+                shutil.rmtree(self.state)
+            self.state.mkdir(parents=True)
+            self.services = []
+            if self.config.engine == "mock":
+                self._start_mock(say)
+            elif self.config.engine == "triton":
+                self._start_triton(say)
+            if self.config.gateway:
+                self._start_gateway(say)
+        except BaseException:
+            self.kill()
+            raise
+
+    def stop(self) -> None:
+        """Stops the parts, the gateway first, so that it can end its streams while the engine still answers."""
+        for service in reversed(self.services):
+            service.stop()
+
+    def kill(self) -> None:
+        """Ends everything without waiting for anyone."""
+        for service in self.services:
+            service.ask_to_stop()
+            service.ask_to_stop()
+        for service in self.services:
+            service.wait()
+
+    def prepare(self) -> None:
+        """Makes what is not there yet: the server, the engine's environment, the models. Shows each on the screen."""
+        if self.config.engine == "triton":
+            python = engine_python()
+            environments.engine()
+            triton.server(python)
+        if self.config.engine in ("triton", "mock"):
+            for deployment in self.config.models:
+                models.folder(deployment, self._python)
+
+    def _write_models(self) -> None:
+        for deployment, overrides in self.config.models.items():
+            folder = models.folder(deployment, self._python)
+            repository.write_model(self.repository, deployment, folder, overrides)
+
+    def _start_mock(self, say: Say) -> None:
+        self._write_models()
+        command = ["-m", "bench.mock_engine", "--port", str(self.config.ports.triton_http)]
+        command += ["--model-repository", str(self.repository), *self.config.engine_arguments]
+        self._launch("mock", [self._python, *command], env=_services_env(), cwd=ROOT)
+        self._await("mock", f"{self.triton_url}/v2/health/ready", 60, say)
+
+    def _start_triton(self, say: Say) -> None:
+        server = triton.server(engine_python())
+        engine = environments.engine()
+        self._write_models()
+        repository.write_backends(self.state / "backends", server, ROOT / "vllm_backend")
+        for folder in ("metrics", "empty"):
+            (self.state / folder).mkdir()
+        ports = self.config.ports
+        shared_memory = f"triton_vllm_stack_{os.getpid()}_{ports.triton_http}_"
+        command = [
+            server / "bin" / "tritonserver",
+            f"--model-repository={self.repository}",
+            f"--backend-directory={self.state / 'backends'}",
+            "--disable-auto-complete-config",
+            "--model-control-mode=explicit",
+            *(f"--load-model={name}" for name in self.config.models),
+            f"--model-load-thread-count={max(2, len(self.config.models))}",
+            *(f"--{protocol}-address={HOST}" for protocol in ("http", "grpc", "metrics")),
+            f"--http-port={ports.triton_http}",
+            f"--grpc-port={ports.triton_grpc}",
+            f"--metrics-port={ports.triton_metrics}",
+            "--allow-gpu-metrics=false",
+            f"--backend-config=python,shm-region-prefix-name={shared_memory}",
+            *self.config.engine_arguments,
+        ]
+        self._launch(
+            "triton",
+            command,
+            env=engine_environment(engine, self.state) | dict(self.config.engine_environment),
+            # The stub puts its working directory on sys.path, where a module of the wrong name would be found first.
+            cwd=self.state / "empty",
+            grace=40,
+            leftovers=(f"/dev/shm/{shared_memory}*",),
+        )
+        self._await("triton", f"{self.triton_url}/v2/health/ready", 600, say)
+
+    def _start_gateway(self, say: Say) -> None:
+        command = ["-m", "gateway", "--host", HOST, "--port", str(self.config.ports.gateway)]
+        command += ["--triton", self.triton_url]
+        if self.config.engine in ("triton", "mock"):
+            command += ["--model-repository", str(self.repository)]
+        command += self.config.gateway_arguments
+        self._launch("gateway", [self._python, *command], env=_services_env(), cwd=ROOT)
+        self._await("gateway", f"{self.url}/health/ready", 60, say)
+
+    def _launch(self, name: str, command: list[str | Path], **options: Any) -> None:
+        self.services.append(Service(name, command, self.state / "logs" / f"{name}.log", **options))
+
+    def _await(self, name: str, url: str, seconds: float, say: Say) -> None:
+        """Waits until `url` answers 200. Raises DevError if the service ends or `seconds` pass."""
+        say(f"waiting for {name}")
+        service = self.service(name)
+        deadline = time.monotonic() + seconds
+        while True:
+            if service.exit_code is not None:
+                raise DevError(f"{name} ended while starting: {reason(service)} (log: {service.log})")
+            if answers(url):
+                return
+            if time.monotonic() > deadline:
+                raise DevError(f"{name} is not ready after {seconds:.0f} s: {reason(service)} (log: {service.log})")
+            time.sleep(0.1)
+
+
+def engine_environment(engine: environments.Environment, state: Path) -> dict[str, str]:
+    """The environment of tritonserver; its Python stub, and vLLM in it, inherit it."""
+    return service_environment(
+        # The stub's embedded Python finds its packages through the python3 on PATH; PYTHONPATH is ignored.
+        PATH=f"{engine.folder / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+        LD_LIBRARY_PATH=str(engine.folder / "loader"),
+        LC_ALL="C.UTF-8",
+        # Nothing may reach for the network: models are folders.
+        HF_HUB_OFFLINE="1",
+        VLLM_NO_USAGE_STATS="1",
+        # Without it the first request with logprobs compiles C++ for up to half a minute.
+        TORCHDYNAMO_DISABLE="1",
+        # No worker process below the engine's: ready in half the time.
+        VLLM_ENABLE_V1_MULTIPROCESSING="0",
+        # The worker would pin itself, and every thread it starts later, to one core.
+        VLLM_CPU_OMP_THREADS_BIND="nobind",
+        # vLLM's registry writes its files here; only what stands in tritonserver's own environment counts.
+        PROMETHEUS_MULTIPROC_DIR=str(state / "metrics"),
+    )
+
+
+def _services_env() -> dict[str, str]:
+    return service_environment(HF_HUB_OFFLINE="1", PYTHONUNBUFFERED="1")
+
+
+def answers(url: str) -> bool:
+    """Whether `url` answers 200 now."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as response:
+            return bool(response.status == 200)
+    except (OSError, urllib.error.URLError):
+        return False
+
+
+_CAUSES = (
+    # Triton: why a model could not be loaded. The Python backend adds a stack trace after the sentence.
+    re.compile(r"failed to load '\S+' version \d+: (.*)"),
+    re.compile(r"^error: (.*)"),
+)
+
+
+def reason(service: Service) -> str:
+    """The line of a service's log that says best why it ended."""
+    lines = [line.strip() for line in service.output().splitlines() if line.strip()]
+    for pattern in _CAUSES:
+        for line in lines:
+            if found := pattern.search(line):
+                return found[1].strip('"')
+    return lines[-1] if lines else "it said nothing"

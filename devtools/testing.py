@@ -1,0 +1,73 @@
+"""`./dev test` and `./dev lint`: the environments they need, then the tools themselves."""
+
+import os
+import subprocess
+import sys
+
+from devtools import environments, models, preconditions, triton, up
+from devtools.errors import DevError
+from devtools.paths import ROOT
+from devtools.processes import service_environment
+from devtools.progress import note
+from devtools.pythons import engine_python
+
+# Tiers beside the default one: an option of ./dev test, a marker and what its tests are.
+TIERS = {"containers": "need a container engine", "long": "take minutes each"}
+_NO_TESTS = 5  # pytest's exit code when it selected nothing.
+
+
+def set_up() -> environments.Environment:
+    """Makes everything that the tests use and that can be had on this machine; the developers' environment."""
+    preconditions.check_linux()
+    dev = environments.dev()
+    models.tiny(dev.python)
+    try:
+        preconditions.check_engine_platform()
+        python = engine_python()
+    except DevError as problem:
+        note(f"No real stack on this machine, its tests say so: {problem}")
+        return dev
+    up.check_disk(real=True)
+    environments.engine()
+    triton.server(python)
+    models.smollm2()
+    return dev
+
+
+def run_tests(tier: str | None, arguments: list[str]) -> int:
+    """Runs pytest in place of this process, so that signals and the terminal are pytest's own."""
+    dev = set_up() if _needs_engine(arguments) else environments.dev()
+    if tier is None:
+        selection = ["-m", " and ".join(f"not {name}" for name in TIERS)]
+    else:
+        selection = ["-m", tier]
+    command = [str(dev.python), "-m", "pytest", *selection, *arguments]
+    os.chdir(ROOT)
+    if tier is not None:
+        code = subprocess.run(command, env=service_environment()).returncode
+        if code == _NO_TESTS:
+            note(f"There are no tests yet that {TIERS[tier]} (marker {tier}).")
+            return 0
+        return code
+    sys.stdout.flush()
+    os.execve(command[0], command, service_environment())
+
+
+def _needs_engine(arguments: list[str]) -> bool:
+    """Only if no path is given, or one from which tests of the real stack are collected."""
+    paths = [argument.partition("::")[0] for argument in arguments if (ROOT / argument.partition("::")[0]).exists()]
+    real = ROOT / "tests" / "real"
+    resolved = [(ROOT / path).resolve() for path in paths]
+    return not paths or any(path.is_relative_to(real) or real.is_relative_to(path) for path in resolved)
+
+
+def lint() -> int:
+    """ruff and mypy over the checkout; 0 if both are content."""
+    dev = environments.dev()
+    codes = []
+    for command in (
+        [dev.program("ruff"), "check", "."],
+        [dev.program("mypy")],
+    ):
+        codes.append(subprocess.run(command, cwd=ROOT, env=service_environment()).returncode)
+    return max(codes)

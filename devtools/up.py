@@ -1,0 +1,180 @@
+"""`./dev up`: the whole stack in the foreground, until Ctrl-C or until one of its parts ends."""
+
+import fcntl
+import json
+import os
+import re
+import select
+import shlex
+import signal
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from devtools import cache, environments, guard, models, preconditions
+from devtools.errors import DevError
+from devtools.paths import STATE, home
+from devtools.processes import Service
+from devtools.progress import note, step
+from devtools.stack import HOST, Ports, Stack, StackConfig, reason
+
+_SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 40}, "country": {"type": "string", "maxLength": 40}},
+    "required": ["city", "country"],
+    "additionalProperties": False,
+}
+
+
+class Stopped(BaseException):
+    """Someone asked this command to stop."""
+
+
+def up(engine: str, ports: Ports, gateway_config: Path | None) -> int:
+    """Runs until it is asked to stop (exit code 0) or a part ends by itself (DevError)."""
+    real = engine == "triton"
+    used = ("gateway", "triton_http") if engine == "mock" else ("gateway",)
+    preconditions.check_linux()
+    if real:
+        preconditions.check_engine_platform()
+        preconditions.check_memory()
+        used = ("gateway", "triton_http", "triton_grpc", "triton_metrics")
+    preconditions.check_ports(ports, used)
+    config = StackConfig(
+        engine=engine,
+        models={models.SMOLLM2 if real else models.TINY: {}},
+        gateway_arguments=("--config", str(gateway_config)) if gateway_config else (),
+        ports=ports,
+    )
+    guard.become_subreaper()
+    with _only_one(STATE / "up.lock"), _stop_signals():
+        stack = None
+        try:
+            check_disk(real)
+            stack = Stack(config, STATE / "up", environments.services().python)
+            stack.prepare()
+            with step(f"Starting the stack (logs in {_short(stack.state / 'logs')})") as say:
+                stack.start(say)
+            _show_commands(stack.url)
+            _watch(stack)
+        except Stopped:
+            note("\nStopping …")
+        finally:
+            _second_signal_kills(stack)
+            if stack is not None:
+                stack.stop()
+            guard.kill_descendants()
+    note("Stopped.")
+    return 0
+
+
+def check_disk(real: bool) -> None:
+    """Raises if a set-up that is still to be done would not fit on the disk."""
+    if real and not cache.is_made(environments.located_engine().folder):
+        preconditions.check_disk(home(), preconditions.ENGINE_DISK)
+    elif not home().exists():
+        preconditions.check_disk(home(), preconditions.SERVICES_DISK)
+
+
+@contextmanager
+def _only_one(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            raise DevError(
+                f"This checkout's stack is already up (process {lock.read().strip()}); stop that one first."
+            ) from None
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        yield
+
+
+@contextmanager
+def _stop_signals() -> Iterator[None]:
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Stopped
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, stop)
+    yield
+
+
+def _second_signal_kills(stack: Stack | None) -> None:
+    def kill(number: int, frame: FrameType | None) -> None:
+        for service in stack.services if stack is not None else ():
+            service.ask_to_stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, kill)
+
+
+def _show_commands(url: str) -> None:
+    with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as response:
+        model = json.load(response)["data"][0]["id"]
+    question = {"role": "user", "content": "What is the capital of France?"}
+    plain = {"model": model, "messages": [question], "max_tokens": 60}
+    streamed = {**plain, "stream": True}
+    schema = {
+        **plain,
+        "max_tokens": 100,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "capital", "schema": _SCHEMA}},
+    }
+    note(f"\nReady: {url}/v1 (documentation: {url}/docs). Ctrl-C stops everything. Paste one of these:\n")
+    for title, options, body in (
+        ("a chat", "-s", plain),
+        ("a streamed chat", "-sN", streamed),
+        ("a chat whose answer obeys a JSON schema", "-s", schema),
+    ):
+        print(f"# {title}")
+        data = shlex.quote(json.dumps(body))
+        print(f"curl {options} {url}/v1/chat/completions -H 'content-type: application/json' -d {data}\n", flush=True)
+
+
+def _watch(stack: Stack) -> None:
+    """Shows what the parts complain about. Raises DevError when one of them ends."""
+    tails = [_Tail(service) for service in stack.services]
+    while True:
+        for tail in tails:
+            for line in tail.complaints():
+                note(f"{tail.service.name}: {line}")
+            if tail.service.exit_code is not None:
+                raise DevError(
+                    f"{tail.service.name} ended with exit code {tail.service.exit_code}, so everything was stopped: "
+                    f"{reason(tail.service)} (log: {_short(tail.service.log)})"
+                )
+        select.select([], [], [], 0.5)
+
+
+class _Tail:
+    """The lines of a log that a person at the terminal should see, from now on."""
+
+    # Triton's lines begin with a letter for their level; the services write one JSON object a line.
+    _COMPLAINT = re.compile(r'^[EF]\d{4} |"level": ?"(error|critical|warning)"|\b(ERROR|CRITICAL)\b')
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self._position = service.log.stat().st_size
+        self._rest = b""
+
+    def complaints(self) -> Iterator[str]:
+        with self.service.log.open("rb") as log:
+            log.seek(self._position)
+            data = self._rest + log.read()
+            self._position = log.tell()
+        *lines, self._rest = data.split(b"\n")
+        for line in lines:
+            text = line.decode(errors="replace")
+            if self._COMPLAINT.search(text):
+                yield text
+
+
+def _short(path: Path) -> str:
+    """Relative to where the user is, if that is shorter."""
+    relative = os.path.relpath(path)
+    return relative if not relative.startswith("..") else str(path)
