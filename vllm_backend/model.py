@@ -37,6 +37,7 @@ class Call:
     def __init__(self, channel: Channel, client_id: str) -> None:
         self.channel = channel
         self.client_id = client_id
+        """The id that the client gave its request, for the log alone."""
         self.tokens = 0
         """Tokens sent so far."""
         self.task: asyncio.Task[None] | None = None
@@ -45,8 +46,8 @@ class Call:
     def cancel(self) -> None:
         """The client has gone away. On the event loop."""
         self.cancelled_by_client = True
-        if self.task is not None:
-            self.task.cancel()
+        assert self.task is not None
+        self.task.cancel()
 
 
 class TritonPythonModel:
@@ -158,12 +159,13 @@ class TritonPythonModel:
             return
         self._calls.add(call)
         call.task = self._loop.create_task(self._serve(call, request))
-        self._sweeper.watch(call.channel, lambda: self._loop.call_soon_threadsafe(call.cancel))
 
     async def _serve(self, call: Call, request: GenerateRequest) -> None:
         """The whole course of one request. Whatever happens, the channel is finished exactly once."""
         last: Any = None
         try:
+            # Only now: a task that is cancelled before its first step would never get to the end of this function.
+            self._sweeper.watch(call.channel, lambda: self._loop.call_soon_threadsafe(call.cancel))
             generation = await self._engine.admit(request)
             last = await self._answer(call, request, generation)
         except asyncio.CancelledError:
@@ -201,10 +203,6 @@ class TritonPythonModel:
                     finished = True
                     return response
                 call.channel.send(response)
-        except RequestError:
-            # The engine has ended the request itself.
-            finished = True
-            raise
         finally:
             if not finished:
                 await generation.abort()
@@ -221,6 +219,8 @@ class TritonPythonModel:
 
     async def _end_calls(self) -> None:
         self._closing = True
+        # Every task has begun by then, and so will see its cancellation.
+        await asyncio.sleep(0)
         tasks = [call.task for call in self._calls if call.task is not None]
         for task in tasks:
             task.cancel()

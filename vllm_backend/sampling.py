@@ -129,7 +129,8 @@ def _number(bounds: str, allowed: Callable[[float], bool]) -> _Reader:
 
 
 def _integer(at_least: int, at_most: int = INT64_MAX) -> _Reader:
-    bounds = f"from {at_least} to {at_most}" if INT64_MIN in (at_least, -at_most) else f"of at least {at_least}"
+    one_sided = at_least > INT64_MIN and at_most == INT64_MAX
+    bounds = f"of at least {at_least}" if one_sided else f"from {at_least} to {at_most}"
 
     def read(value: Any) -> int:
         number: int | None = None

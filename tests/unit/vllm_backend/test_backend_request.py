@@ -1,0 +1,139 @@
+"""Reading a request's tensors."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vllm_backend import contract
+from vllm_backend.contract import InvalidArgument
+from vllm_backend.request import Inputs, parse_request
+
+
+def tensors(**values: Any) -> Inputs:
+    """The arrays that Triton hands over: strings as objects of bytes."""
+
+    def array(value: Any) -> np.ndarray[Any, Any]:
+        if isinstance(value, bool):
+            return np.array([value])
+        if isinstance(value, str | bytes):
+            return np.array([value.encode() if isinstance(value, str) else value], dtype=np.object_)
+        return np.array(value)
+
+    return {name: array(value) for name, value in values.items()}
+
+
+def refusal(**values: Any) -> str:
+    with pytest.raises(InvalidArgument) as caught:
+        parse_request(tensors(**values))
+    return caught.value.text
+
+
+def test_the_least_request() -> None:
+    request = parse_request(tensors(text_input="Grüße"))
+    assert request.prompt == "Grüße"
+    assert request.add_special_tokens
+    assert not request.stream
+    # The stock contract: the prompt comes back with the answer unless that is declined.
+    assert request.prepend_prompt
+    assert not request.send_admission
+    assert request.outputs == frozenset()
+    assert request.sampling == {}
+
+
+def test_a_streamed_request_with_everything() -> None:
+    request = parse_request(
+        tensors(
+            text_input="a",
+            stream=True,
+            exclude_input_in_output=True,
+            send_admission=True,
+            add_special_tokens=False,
+            sampling_parameters='{"logprobs": 2}',
+            **dict.fromkeys(contract.RETURN_FLAGS, True),
+        )
+    )
+    assert request.stream
+    assert not request.prepend_prompt
+    assert request.send_admission
+    assert not request.add_special_tokens
+    assert request.outputs == {output.name for output in contract.OUTPUTS} - {"text_output"}
+    assert request.token_logprobs
+    assert request.sampling == {"logprobs": 2}
+
+
+@pytest.mark.parametrize(("stream", "exclude", "prepend"), [(False, False, True), (False, True, False)])
+def test_whether_the_prompt_is_prepended(stream: bool, exclude: bool, prepend: bool) -> None:
+    request = parse_request(tensors(text_input="a", stream=stream, exclude_input_in_output=exclude))
+    assert request.prepend_prompt is prepend
+
+
+def test_a_stream_never_prepends() -> None:
+    assert not parse_request(tensors(text_input="a", stream=True)).prepend_prompt
+
+
+def test_token_ids() -> None:
+    request = parse_request(tensors(input_ids=[5, 6]))
+    assert request.prompt == [5, 6]
+    assert not request.prepend_prompt
+    assert not request.add_special_tokens
+
+
+def test_false_flags_ask_for_nothing() -> None:
+    request = parse_request(tensors(text_input="a", return_logprobs=False, return_finish_reason=False))
+    assert request.outputs == frozenset()
+
+
+def test_the_sum_of_logprobs_makes_the_engine_compute_them() -> None:
+    request = parse_request(tensors(text_input="a", return_cumulative_logprob=True, return_logprobs=True))
+    assert request.sampling == {"logprobs": 0}
+    # The client did not ask for the tokens' own.
+    assert not request.token_logprobs
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({}, "text_input: is missing: give it or input_ids."),
+        ({"text_input": "a", "input_ids": [1]}, "input_ids: must be absent, since text_input is given."),
+        ({"input_ids": []}, "input_ids: must be at least one token id, each of at least 0."),
+        ({"input_ids": [1, -1]}, "input_ids: must be at least one token id, each of at least 0."),
+        ({"text_input": b"\xff"}, "text_input: is not valid UTF-8."),
+        (
+            {"text_input": "a", "stream": True, "exclude_input_in_output": False},
+            "exclude_input_in_output: must be true or absent, since stream is true.",
+        ),
+        (
+            {"input_ids": [1], "exclude_input_in_output": False},
+            "exclude_input_in_output: must be true or absent, since the prompt is given as input_ids.",
+        ),
+        (
+            {"input_ids": [1], "add_special_tokens": True},
+            "add_special_tokens: must be false or absent, since the prompt is given as input_ids.",
+        ),
+        ({"text_input": "a", "image": "x"}, "image: not supported yet."),
+        ({"embedding_request": "{}"}, "embedding_request: not supported yet."),
+        ({"text_input": "a", "stream": [True, False]}, "stream: must hold exactly one value, not 2."),
+        ({"text_input": "a", "sampling_parameters": "[]"}, "sampling_parameters: must be a JSON object, not []."),
+    ],
+)
+def test_refusals(values: dict[str, Any], text: str) -> None:
+    assert refusal(**values) == f"INVALID_ARG {text}"
+
+
+def test_an_input_that_is_declared_is_read() -> None:
+    """No declared input may be ignored in silence: each wrong or set value changes the outcome."""
+    plain = parse_request(tensors(text_input="a"))
+    changed = {
+        "stream": True,
+        "sampling_parameters": '{"seed": 1}',
+        "exclude_input_in_output": True,
+        "send_admission": True,
+        "add_special_tokens": False,
+        **dict.fromkeys(contract.RETURN_FLAGS, True),
+    }
+    for tensor in contract.INPUTS:
+        if tensor.name in changed:
+            assert parse_request(tensors(text_input="a", **{tensor.name: changed[tensor.name]})) != plain
+        else:
+            assert tensor.name in {"text_input", "input_ids", *contract.NOT_YET_SUPPORTED}

@@ -1,0 +1,112 @@
+"""Building the output tensors."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vllm_backend import contract
+from vllm_backend.request import parse_request
+from vllm_backend.response import LOWEST_LOGPROB, ResponseBuilder, Tensors
+
+
+@dataclass
+class Entry:
+    logprob: float
+    rank: int | None
+    decoded_token: str | None
+
+
+@dataclass
+class Output:
+    text: str
+    token_ids: Sequence[int]
+    cumulative_logprob: float | None = None
+    logprobs: Sequence[dict[int, Any] | None] | None = None
+    finish_reason: str | None = None
+
+
+def builder(*flags: str, sampling: str = "{}", stream: bool = True, prompt: str = "prompt") -> ResponseBuilder:
+    inputs = {
+        "text_input": np.array([prompt.encode()], dtype=np.object_),
+        "stream": np.array([stream]),
+        "sampling_parameters": np.array([sampling.encode()], dtype=np.object_),
+        **{flag: np.array([True]) for flag in flags},
+    }
+    return ResponseBuilder(parse_request(inputs), prompt_tokens=4)
+
+
+def values(tensors: Tensors) -> dict[str, Any]:
+    return {name: array.tolist() for name, array in tensors}
+
+
+def test_only_the_text_unless_more_is_asked_for() -> None:
+    assert values(builder().build(Output("ü", [5]))) == {"text_output": ["ü".encode()]}
+
+
+def test_the_prompt_precedes_an_answer_that_is_not_streamed() -> None:
+    whole = builder(stream=False).build(Output(" answer", [5, 6], finish_reason="stop"))
+    assert values(whole) == {"text_output": [b"prompt answer"]}
+
+
+def test_everything_in_its_type() -> None:
+    tensors = builder(*contract.RETURN_FLAGS, sampling='{"logprobs": 1}').build(
+        Output("ab", [7, 8], -1.5, [{7: Entry(-1.0, 3, "a")}, {8: Entry(-0.5, 1, "b")}], "length")
+    )
+    assert values(tensors) == {
+        "text_output": [b"ab"],
+        "finish_reason": [b"length"],
+        "cumulative_logprob": [-1.5],
+        "logprobs": [
+            b'[{"7": {"logprob": -1.0, "rank": 3, "decoded_token": "a"}}, '
+            b'{"8": {"logprob": -0.5, "rank": 1, "decoded_token": "b"}}]'
+        ],
+        "num_input_tokens": [4],
+        "num_output_tokens": [2],
+    }
+    types = {"TYPE_STRING": np.object_, "TYPE_FP32": np.float32, "TYPE_UINT32": np.uint32}
+    declared = {output.name: types[output.data_type] for output in contract.OUTPUTS}
+    assert {name: array.dtype.type for name, array in tensors} == declared
+
+
+def test_finish_reason_is_the_text_none_until_the_last() -> None:
+    assert values(builder("return_finish_reason").build(Output("a", [5])))["finish_reason"] == [b"None"]
+
+
+def test_the_sampled_token_comes_first() -> None:
+    position = {9: Entry(-3.0, 12, "x"), 1: Entry(-0.1, 1, "y")}
+    tensors = builder("return_logprobs", sampling='{"logprobs": 1}').build(Output("x", [9], -3.0, [position]))
+    ((first, *_),) = json.loads(values(tensors)["logprobs"][0])
+    assert first == "9"
+
+
+def test_minus_infinity_becomes_a_number() -> None:
+    tensors = builder("return_logprobs", sampling='{"logprobs": 0}').build(
+        Output("x", [9], -3.0, [{9: Entry(float("-inf"), 1, None)}])
+    )
+    (position,) = json.loads(values(tensors)["logprobs"][0])
+    assert position["9"] == {"logprob": LOWEST_LOGPROB, "rank": 1, "decoded_token": None}
+
+
+def test_logprobs_that_the_sampling_parameters_do_not_ask_for_are_null() -> None:
+    flags = ("return_logprobs", "return_cumulative_logprob")
+    tensors = builder(*flags).build(Output("x", [9], -3.0, [{9: Entry(-3.0, 1, "x")}]))
+    assert values(tensors) == {"text_output": [b"x"], "logprobs": [b"null"], "cumulative_logprob": [-3.0]}
+
+
+def test_the_admission_is_empty_but_has_the_same_outputs() -> None:
+    response = builder(*contract.RETURN_FLAGS, sampling='{"logprobs": 1}')
+    assert values(response.admission()) == {
+        "text_output": [b""],
+        "finish_reason": [b"None"],
+        "cumulative_logprob": [0.0],
+        "logprobs": [b"[]"],
+        "num_input_tokens": [4],
+        "num_output_tokens": [0],
+    }
+
+
+def test_the_admission_holds_nothing_of_the_prompt() -> None:
+    assert values(builder(stream=False).admission()) == {"text_output": [b""]}
