@@ -7,7 +7,7 @@ solver cost more than the whole translation).
 import contextlib
 import time
 from collections.abc import AsyncIterator
-from typing import Any, NoReturn
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
@@ -91,8 +91,8 @@ class Gateway:
                 "max_model_len": model.max_model_len,
             }
 
-        @app.post(_CHAT, summary="Create a chat completion")
-        async def chat_completions(request: ChatRequest) -> NoReturn:
+        @app.post(_CHAT, summary="Create a chat completion", response_class=JSONResponse)
+        async def chat_completions(request: ChatRequest) -> Response:
             raise AssertionError("the generate routes stand ahead of FastAPI")
 
         @app.get("/v1/models", summary="List the served models")
@@ -129,7 +129,7 @@ class Gateway:
         for path in _LATER:
 
             @app.post(path, include_in_schema=False)
-            async def later(request: Request) -> NoReturn:
+            async def later(request: Request) -> Response:
                 raise not_supported_yet(request.url.path)
 
         return app

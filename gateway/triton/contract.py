@@ -131,6 +131,18 @@ def parse_response(payload: bytes) -> Delta:
     )
 
 
+def refusal_text(body: bytes) -> str:
+    """The error in the body of an answer whose status is not 200.
+
+    Triton's own refusals are JSON; a model's refusal of a stream is one server-sent event, in a 400 all the same.
+    """
+    payload = body.strip().removeprefix(b"data:")
+    try:
+        return str(orjson.loads(payload)["error"])
+    except (ValueError, KeyError, TypeError):
+        return payload[:500].decode("utf-8", "replace")
+
+
 _OURS_ERROR = re.compile(r"(INVALID_ARG|UNAVAILABLE|INTERNAL)(?: ([^\s:]+))?: (.*)", re.DOTALL)
 _TOO_LONG = re.compile(r"maximum (?:context|model) length", re.IGNORECASE)
 _STOCK_CLIENT_FAULT = re.compile(

@@ -9,6 +9,7 @@ first response has been sent.
 import asyncio
 import ssl
 from collections.abc import Callable
+from typing import cast
 from urllib.parse import urlsplit
 
 from gateway.triton.limits import IDLE_CONNECTIONS, READ_AHEAD_BYTES
@@ -225,8 +226,8 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports have asyncio's methods without being its classes.
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         self.answered = True

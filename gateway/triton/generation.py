@@ -6,8 +6,6 @@ of open requests while it is open.
 
 import logging
 
-import orjson
-
 from gateway.openai.errors import ApiError
 from gateway.routing.instances import Instance
 from gateway.triton.contract import (
@@ -17,6 +15,7 @@ from gateway.triton.contract import (
     error_from,
     internal_error,
     parse_response,
+    refusal_text,
     unavailable,
 )
 from gateway.triton.generate import BrokenConnection, ConnectError
@@ -93,11 +92,8 @@ class Generation:
         self._instance.in_flight -= 1
 
     def _refusal(self, status: int, body: bytes) -> ApiError:
-        try:
-            text = str(orjson.loads(body)["error"])
-        except (ValueError, KeyError, TypeError):
-            text = body[:500].decode("utf-8", "replace")
+        text = refusal_text(body)
         _log.warning("%s answered %d for model %s: %s", self._instance.name, status, self._model, text)
-        if "is not ready" in text or "unknown model" in text or status in (404, 503):
+        if status in (404, 503):
             return unavailable("The model is not ready.")
         return error_from(text, self._backend)

@@ -87,6 +87,20 @@ def test_responses() -> None:
 
 
 @pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (b'{"error":"a"}', "a"),
+        (b'data: {"error":"a"}\n\n', "a"),
+        (b"<html>oh</html>", "<html>oh</html>"),
+        (b"[1]", "[1]"),
+        (b"", ""),
+    ],
+)
+def test_both_forms_of_a_refusal(body: bytes, text: str) -> None:
+    assert contract.refusal_text(body) == text
+
+
+@pytest.mark.parametrize(
     ("text", "status", "param", "message"),
     [
         ("INVALID_ARG sampling_parameters.top_k: must be an integer", 400, "top_k", "must be an integer"),

@@ -1,0 +1,228 @@
+"""Connections and calls, against real sockets that behave well and badly."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from gateway.triton.generate import BrokenConnection, Call, ConnectError, Connections
+
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+END = b"0\r\n\r\n"
+
+
+def chunk(event: bytes) -> bytes:
+    data = b"data: " + event + b"\n\n"
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+async def read_request(reader: asyncio.StreamReader) -> bytes:
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
+    return head + await reader.readexactly(length)
+
+
+@asynccontextmanager
+async def serving(handler: Handler) -> AsyncIterator[Connections]:
+    async def guarded(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await handler(reader, writer)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(guarded, "127.0.0.1", 0)
+    connections = Connections(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/base/", 1)
+    try:
+        yield connections
+    finally:
+        connections.close()
+        server.close()
+
+
+async def collect(call: Call) -> list[bytes]:
+    assert await call.head() == 200
+    events: list[bytes] = []
+    while (some := await call.next()) is not None:
+        events += some
+    return events
+
+
+async def test_a_call_and_its_request() -> None:
+    seen: list[bytes] = []
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(await read_request(reader))
+        writer.write(HEAD + chunk(b"1") + chunk(b"2") + END)
+
+    async with serving(handler) as connections:
+        assert await collect(connections.call("/v2/x", b"body")) == [b"1", b"2"]
+    head, _, body = seen[0].partition(b"\r\n\r\n")
+    assert head.startswith(b"POST /base/v2/x HTTP/1.1\r\nHost: 127.0.0.1:")
+    assert body == b"body"
+
+
+async def test_a_connection_is_used_again() -> None:
+    opened = 0
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal opened
+        opened += 1
+        while True:
+            await read_request(reader)
+            writer.write(HEAD + chunk(b"x") + END)
+
+    async with serving(handler) as connections:
+        for _ in range(3):
+            assert await collect(connections.call("/", b"")) == [b"x"]
+    assert opened == 1
+
+
+@pytest.mark.parametrize("close", ["at once", "on the next request"])
+async def test_a_kept_connection_that_was_closed_is_replaced_once(close: str) -> None:
+    requests = 0
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal requests
+        await read_request(reader)
+        requests += 1
+        writer.write(HEAD + chunk(b"x") + END)
+        if close == "on the next request":
+            await read_request(reader)
+            requests += 1
+
+    async with serving(handler) as connections:
+        assert await collect(connections.call("/", b"")) == [b"x"]
+        if close == "at once":
+            await asyncio.sleep(0.05)
+        assert await collect(connections.call("/", b"")) == [b"x"]
+    assert requests == (2 if close == "at once" else 3)
+
+
+async def test_no_request_is_repeated_once_a_byte_of_its_answer_came() -> None:
+    requests = 0
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal requests
+        await read_request(reader)
+        requests += 1
+        writer.write(HEAD + chunk(b"x") + END)
+        await read_request(reader)
+        requests += 1
+        writer.write(b"HTTP/1.1 2")
+
+    async with serving(handler) as connections:
+        await collect(connections.call("/", b""))
+        with pytest.raises(BrokenConnection) as caught:
+            await connections.call("/", b"").head()
+    assert caught.value.answered
+    assert requests == 2
+
+
+async def test_a_fresh_connection_that_is_closed_is_not_tried_again() -> None:
+    requests = 0
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal requests
+        await read_request(reader)
+        requests += 1
+
+    async with serving(handler) as connections:
+        with pytest.raises(BrokenConnection) as caught:
+            await connections.call("/", b"").head()
+    assert not caught.value.answered
+    assert requests == 1
+
+
+async def test_nobody_listens() -> None:
+    server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    server.close()
+    await server.wait_closed()
+    with pytest.raises(ConnectError):
+        await Connections(f"http://127.0.0.1:{port}", 1).call("/", b"").head()
+
+
+async def test_an_error_body() -> None:
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 13\r\n\r\n")
+        await writer.drain()
+        await asyncio.sleep(0.01)
+        writer.write(b'{"error":"x"}')
+
+    async with serving(handler) as connections:
+        call = connections.call("/", b"")
+        assert await call.head() == 400
+        assert await call.error_body() == b'{"error":"x"}'
+
+
+class Gone(Exception):
+    pass
+
+
+@pytest.mark.parametrize("sent", [b"", HEAD, HEAD + chunk(b"x")])
+async def test_cancel_closes_the_connection_at_every_stage(sent: bytes) -> None:
+    closed = asyncio.Event()
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(sent)
+        try:
+            await reader.read()
+        finally:
+            closed.set()
+
+    async with serving(handler) as connections:
+        call = connections.call("/", b"")
+        waiting = asyncio.create_task(collect(call))
+        await asyncio.sleep(0.05)
+        call.cancel(Gone())
+        with pytest.raises(Gone):
+            await waiting
+        async with asyncio.timeout(1):
+            await closed.wait()
+        with pytest.raises(Gone):
+            await call.next()
+
+
+async def test_cancel_before_the_request_was_sent() -> None:
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+
+    async with serving(handler) as connections:
+        call = connections.call("/", b"")
+        call.cancel(Gone())
+        with pytest.raises(Gone):
+            await call.head()
+
+
+async def test_what_is_not_read_is_not_taken_from_the_peer() -> None:
+    """A slow client costs no memory: reading pauses, and the peer's writes wait."""
+    sent = 0
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        await read_request(reader)
+        writer.write(HEAD)
+        piece = chunk(b"x" * 10_000)
+        for _ in range(5_000):
+            writer.write(piece)
+            await writer.drain()
+            sent += len(piece)
+        writer.write(END)
+
+    async with serving(handler) as connections:
+        call = connections.call("/", b"")
+        await call.head()
+        await asyncio.sleep(0.3)
+        stalled_at = sent
+        await asyncio.sleep(0.2)
+        assert sent == stalled_at < 20_000_000
+        count = 0
+        while (some := await call.next()) is not None:
+            count += len(some)
+        assert count == 5_000
