@@ -11,6 +11,7 @@ both must enforce it; of outlines and lm-format-enforcer only what is beyond dou
 
 import json
 import math
+from dataclasses import replace
 from typing import Any, Final
 
 import jsonschema_rs
@@ -29,14 +30,14 @@ from gateway.translate.schema_keywords import DRAFTS
 from gateway.translate.schema_walk import Document, Schema, refuse
 from gateway.translate.structured import Constraint
 
-MAX_BYTES: Final = 512 * 1024
-"""Of one constraint as JSON. The largest schemas in public collections have 200 to 400 KB."""
 MAX_DEPTH: Final = 64
 """Objects and arrays inside each other; vLLM's own limit."""
 MAX_SCHEMAS: Final = 5_000
 """Subschemas in one schema; a check takes about 0.1 ms for each."""
 MAX_VALUES: Final = 5_000
 """Values in one enum, choices in one choice."""
+MAX_ITEMS: Final = 10_000
+"""For minItems and maxItems: each counted member is a rule in guidance's grammar, which panics above 65,000."""
 MAX_NAME: Final = 1_000
 """Characters of a property's name; a longer one is no name."""
 
@@ -45,15 +46,10 @@ _NEWEST: Final = "https://json-schema.org/draft/2020-12/schema"
 
 
 def check(constraint: Constraint, backend: str) -> Constraint:
-    """The constraint in the form for the engine; raises `ApiError` 400 with the place otherwise.
+    """The constraint with its form for the engine; raises `ApiError` 400 with the place otherwise.
 
     `backend`: guidance, xgrammar, auto, outlines, lm-format-enforcer, or anything else for "unknown".
     """
-    size = len(orjson.dumps(constraint.value))
-    if size > MAX_BYTES:
-        raise bad_request(
-            f"{constraint.place} is too large: {size} bytes of JSON, at most {MAX_BYTES} are checked.", constraint.place
-        )
     if backend in ("outlines", "lm-format-enforcer"):
         return _check_cautiously(constraint, backend)
     if constraint.kind == "json":
@@ -68,8 +64,7 @@ def check(constraint: Constraint, backend: str) -> Constraint:
 def violation(constraint: Constraint, text: str) -> str | None:
     """Does a finished answer obey the client's constraint? None, or a sentence with the JSON path.
 
-    Formats are asserted. Give the constraint as the client wrote it, not as `check` rewrote it.
-    Grammars and structural tags are not judged: nothing here could do it better than the engine.
+    Formats are asserted. Grammars and structural tags are not judged: nothing here could do it better than the engine.
     """
     if constraint.kind == "choice":
         return None if text in constraint.value else "the answer is none of the choices"
@@ -99,13 +94,13 @@ def _check_schema(constraint: Constraint, backend: str) -> Constraint:
     if root is False:
         raise bad_request(f"{place}: no answer can satisfy the schema `false`.", place)
     if root is True:
-        return Constraint("json", {}, place)
+        return replace(constraint, rewritten={})
     _check_depth(root, place)
     _check_meta(root, place)
     document = Document(root, place)
-    _check_limits(document)
     draft = schema_normal.draft_of(root)
     _check_meta_of_the_rest(document, draft)
+    _check_limits(document)
     schema_normal.check(document, draft)
     if backend == "guidance":
         schema_guidance.check(document)
@@ -119,7 +114,7 @@ def _check_schema(constraint: Constraint, backend: str) -> Constraint:
         rebuilt = schema_normal.rebuild(document, schema_either.edit)
         schema_guidance.verify(document, rebuilt)
     _check_depth(rebuilt, place)
-    return Constraint("json", rebuilt, place)
+    return replace(constraint, rewritten=rebuilt)
 
 
 def _schema_as_read(schema: Any) -> Any:
@@ -194,6 +189,9 @@ def _check_limits(document: Document) -> None:
         values = schema.get("enum")
         if isinstance(values, list) and len(values) > MAX_VALUES:
             raise refuse(document.place, (*path, "enum"), f"{len(values)} values; at most {MAX_VALUES} are checked.")
+        for key in ("minItems", "maxItems"):
+            if schema.get(key, 0) > MAX_ITEMS:
+                raise refuse(document.place, (*path, key), f"at most {MAX_ITEMS} members can be counted.")
         names = schema.get("properties")
         if isinstance(names, dict) and any(len(name) > MAX_NAME for name in names):
             raise refuse(document.place, (*path, "properties"), f"there is a name longer than {MAX_NAME} characters.")
@@ -251,13 +249,14 @@ def _check_structural_tag(constraint: Constraint, backend: str) -> Constraint:
     except orjson.JSONDecodeError as error:
         raise bad_request(f"{place} is no JSON: {error}.", place) from None
     _check_depth(tag, place)
-    return Constraint("structural_tag", orjson.dumps(structural_tag.check(tag, place, _check_inner)).decode(), place)
+    checked = structural_tag.check(tag, place, _check_inner)
+    return replace(constraint, rewritten=orjson.dumps(checked).decode())
 
 
 def _check_inner(schema: Any, place: str) -> Any:
     if not isinstance(schema, dict | bool):
         raise bad_request(f"{place} must be a JSON Schema.", place)
-    return _check_schema(Constraint("json", schema, place), "xgrammar").value
+    return _check_schema(Constraint("json", schema, place), "xgrammar").rewritten
 
 
 def _regex_violation(pattern: str, text: str) -> str | None:

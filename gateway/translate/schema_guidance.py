@@ -11,6 +11,7 @@ Known leaks (each seen on the library):
   matcher is started to see that.
 """
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import orjson
@@ -23,6 +24,7 @@ from gateway.translate.schema_keywords import ASSERTIONS, CONTAINERS
 from gateway.translate.schema_walk import Document, Path, Schema, at, children, refuse
 
 _END: Final = 256
+_FIRST_STEPS: Final = 3
 _MAX_QUESTIONS: Final = 300
 """How often the library is asked to find one place; each costs under a millisecond on usual schemas."""
 
@@ -47,15 +49,21 @@ def grammar_error(grammar: str) -> str | None:
     """Why llguidance cannot use the grammar: its own first line, or None."""
     error = LLMatcher.validate_grammar(grammar)
     if not error:
-        matcher = LLMatcher(_tokenizer, grammar, log_level=0)
-        matcher.compute_bitmask()
-        matcher.compute_ff_bytes()
-        error = matcher.get_error()
-        if not error and matcher.is_stopped() and not matcher.is_accepting():
-            error = "Unsatisfiable: no text matches"
+        error = _start(LLMatcher(_tokenizer, grammar, log_level=0))
     if not error:
         return None
     return error.strip().splitlines()[0]
+
+
+def _start(matcher: LLMatcher) -> str:
+    """Let the matcher take its first steps; what stops it there, or nothing."""
+    for _ in range(_FIRST_STEPS):
+        mask = int.from_bytes(matcher.compute_bitmask(), "little") & ~(1 << _END)
+        if matcher.is_error() or matcher.is_accepting() or not mask:
+            break
+        matcher.consume_token((mask & -mask).bit_length() - 1)
+    nothing = matcher.stop_reason().startswith("NoExtension") and not matcher.is_accepting()
+    return "Unsatisfiable: no text matches" if nothing else matcher.get_error()
 
 
 def matches(kind: str, text: str, answer: str) -> bool:
@@ -117,7 +125,7 @@ def verify(document: Document, schema: Schema) -> None:
     error = _schema_error(schema)
     if error is None:
         return
-    path, cause = _locate(schema, error)
+    path, cause = (_largest(document), error) if _is_about_size(error) else _locate(schema, error)
     # A rewritten keyword has no place in the client's schema; the schema around it has.
     while not _exists(document.root, path):
         path = (*path[:-2], "oneOf", *path[-1:]) if path[-2:-1] == ("anyOf",) else path[:-1]
@@ -136,11 +144,13 @@ def _locate(root: Schema, error: str) -> tuple[Path, str]:
     moved = _move_references(root)
     questions = _MAX_QUESTIONS
 
-    def ask(path: Path, without: Path = ()) -> str | None:
-        """The library's word on the schema at `path` alone, less what stands at `without` in it."""
+    def ask(path: Path, without: Sequence[Path] = ()) -> str | None:
+        """The library's word on the schema at `path` alone, less the parts at `without`."""
         nonlocal questions
         questions -= 1
-        schema = _without(at(moved, path), without) if without else at(moved, path)
+        schema = at(moved, path)
+        for part in without:
+            schema = _without(schema, part[len(path) :])
         if isinstance(schema, bool):
             return None if schema else "false"
         return _schema_error({**schema, "x-root": moved})
@@ -149,20 +159,23 @@ def _locate(root: Schema, error: str) -> tuple[Path, str]:
     seen = {path}
     while questions > 0:
         schema = at(moved, path)
-        below = [((*path, *step), step) for step, child in children(schema) if step[0] not in CONTAINERS and child]
+        below = [(*path, *step) for step, child in children(schema) if step[0] not in CONTAINERS and child]
         if isinstance(schema.get("$ref"), str):
-            target = _moved_target(moved, schema["$ref"])
-            below += [(target, ("$ref",))] if target not in seen else []
-        for deeper, step in below:
-            cause = ask(deeper) if questions > 0 else None
-            if cause is not None and ask(path, step) != error:
-                path, error = deeper, cause
-                seen.add(path)
-                break
-        else:
+            below.append((*path, "$ref"))
+        # Halve until one is left whose absence makes the rest acceptable.
+        while len(below) > 1 and questions > 0:
+            half = below[: len(below) // 2]
+            below = below[len(half) :] if ask(path, half) is not None else half
+        if not below:
             break
+        deeper = _moved_target(moved, schema["$ref"]) if below[0][-1] == "$ref" else below[0]
+        cause = ask(deeper) if deeper not in seen else None
+        if cause is None or ask(path, below) == error:
+            break
+        path, error = deeper, cause
+        seen.add(path)
     keys = [key for key in at(moved, path) if key in ASSERTIONS] if questions > 0 else []
-    after = {key: ask(path, (key,)) for key in keys}
+    after = {key: ask(path, [(*path, key)]) for key in keys}
     blamed = [key for key in keys if after[key] is None] or [key for key in keys if after[key] != error]
     if "required" in blamed or len(blamed) == 1:
         path = (*path, "required" if "required" in blamed else blamed[0])
@@ -218,11 +231,31 @@ def _refusal(place: str, path: Path, cause: str) -> ApiError:
         sentence = "patterns for names must exclude each other; write them so, or merge them."
     elif cause.startswith("Unsatisfiable") or "greater than" in cause or cause == "false":
         sentence = f"no answer can satisfy this ({_short(cause.removeprefix('Unsatisfiable schema: '))})."
-    elif "assertion failed" in cause or "too large" in cause or "limit" in cause or "fuel" in cause:
-        sentence = "too large for the engine's grammar; lower the bounds (maxItems, minItems, lengths) or simplify it."
+    elif _is_about_size(cause):
+        sentence = (
+            "too large for the engine's grammar; use fewer optional properties, lower bounds (maxItems, minItems, "
+            "lengths) or fewer combinations."
+        )
     else:
         sentence = f"the engine's backend, guidance, cannot enforce this: {_short(cause)}."
     return refuse(place, path, sentence)
+
+
+def _is_about_size(cause: str) -> bool:
+    return any(word in cause for word in ("assertion failed", "too large", "limit", "fuel", "items; max is"))
+
+
+def _largest(document: Document) -> Path:
+    """Where the most is asked for: the longest list of properties, the highest count of items."""
+
+    def size(path: Path) -> int:
+        schema = document.schemas[path]
+        if not isinstance(schema, dict):
+            return 0
+        counted = max(schema.get("maxItems", 0), schema.get("minItems", 0), schema.get("maxProperties", 0))
+        return int(counted) + sum(len(schema.get(key, ())) for key in ("properties", "anyOf", "allOf", "enum"))
+
+    return max(document.schemas, key=size)
 
 
 def _short(text: str) -> str:

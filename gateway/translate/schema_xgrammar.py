@@ -74,13 +74,13 @@ def _check_string(document: Document, path: Path, schema: Schema) -> None:
     several = [key for key in ("pattern", "format") if key in schema] + lengths[:1]
     if len(several) > 1:
         raise refuse(
-            document.place, (*path, several[1]), f"`{several[1]}` is not enforced beside `{several[0]}` (the engine's backend is "
-            "xgrammar); put both into one pattern."
+            document.place, (*path, several[1]), f"`{several[1]}` is not enforced beside `{several[0]}` (the engine's "
+            "backend is xgrammar); put both into one pattern."
         )  # fmt: skip
     if "pattern" in schema and not patterns.parse(schema["pattern"]).raw_safe:
         raise refuse(
-            document.place, (*path, "pattern"), 'the pattern asks for a quote, a backslash or a control character, which the '
-            "engine's backend, xgrammar, would write without escaping; leave them out."
+            document.place, (*path, "pattern"), "the pattern asks for a quote, a backslash or a control character, "
+            "which the engine's backend, xgrammar, would write without escaping; leave them out."
         )  # fmt: skip
 
 

@@ -40,16 +40,19 @@ class Constraint:
 
     `value` by kind: json: dict or bool (a JSON Schema); json_object: True; regex, grammar: str;
     choice: list of str; structural_tag: str (JSON text). `place` is where the client put it, such as
-    `response_format.json_schema.schema`; every refusal's `param` begins with it.
+    `response_format.json_schema.schema`; every refusal's `param` begins with it. `rewritten` is the form
+    for the engine once the constraint has been checked (None: as the client wrote it); an answer is
+    judged by `value`.
     """
 
     kind: Kind
     value: Any
     place: str
+    rewritten: Any = None
 
     def engine_value(self) -> dict[str, Any]:
         """The value of `sampling_parameters.structured_outputs`: one key, the kind."""
-        return {self.kind: self.value}
+        return {self.kind: self.value if self.rewritten is None else self.rewritten}
 
 
 def constraint_of(fields: Mapping[str, Any]) -> Constraint | None:
