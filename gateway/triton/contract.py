@@ -163,7 +163,8 @@ def error_from(text: str, backend: Backend) -> ApiError:
         code, place, sentence = found.groups()
         if code == "INVALID_ARG":
             param = _client_param(place)
-            return bad_request(sentence, param, "context_length_exceeded" if param == "messages" else "invalid_value")
+            message = f"{param}: {sentence}" if param and param not in sentence else sentence
+            return bad_request(message, param, "context_length_exceeded" if param == "messages" else "invalid_value")
         if code == "UNAVAILABLE":
             return unavailable(sentence)
         return internal_error(sentence)

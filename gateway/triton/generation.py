@@ -72,8 +72,7 @@ class Generation:
             try:
                 deltas.append(parse_response(payload))
             except UpstreamError as error:
-                _log.warning("%s failed a request for model %s: %s", self._instance.name, self._model, error)
-                self._failure = error_from(str(error), self._backend)
+                self._failure = self._understood("failed a request", str(error))
                 break
             except (ValueError, TypeError, AttributeError):
                 self._failure = internal_error("its stream holds an event that is no response")
@@ -93,7 +92,14 @@ class Generation:
 
     def _refusal(self, status: int, body: bytes) -> ApiError:
         text = refusal_text(body)
-        _log.warning("%s answered %d for model %s: %s", self._instance.name, status, self._model, text)
         if status in (404, 503):
+            _log.warning("%s answered %d for model %s: %s", self._instance.name, status, self._model, text)
             return unavailable("The model is not ready.")
-        return error_from(text, self._backend)
+        return self._understood(f"answered {status}", text)
+
+    def _understood(self, what: str, text: str) -> ApiError:
+        error = error_from(text, self._backend)
+        # A client's mistake is its own business; the operator is told of the rest.
+        level = logging.INFO if error.status < 500 else logging.WARNING
+        _log.log(level, "%s %s for model %s: %s", self._instance.name, what, self._model, text)
+        return error

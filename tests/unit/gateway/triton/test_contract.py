@@ -103,10 +103,10 @@ def test_both_forms_of_a_refusal(body: bytes, text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "status", "param", "message"),
     [
-        ("INVALID_ARG sampling_parameters.top_k: must be an integer", 400, "top_k", "must be an integer"),
-        ("INVALID_ARG sampling_parameters.extra_args.k: bad", 400, "vllm_xargs.k", "bad"),
-        ("INVALID_ARG prompt: 9 tokens are too many", 400, "messages", "9 tokens are too many"),
-        ("[request id: x] INVALID_ARG prompt: too: long", 400, "messages", "too: long"),
+        ("INVALID_ARG sampling_parameters.top_k: must be an integer", 400, "top_k", "top_k: must be an integer"),
+        ("INVALID_ARG sampling_parameters.extra_args.k: bad", 400, "vllm_xargs.k", "vllm_xargs.k: bad"),
+        ("INVALID_ARG prompt: 9 tokens are too many", 400, "messages", "messages: 9 tokens are too many"),
+        ("[request id: x] INVALID_ARG prompt: too: long", 400, "messages", "messages: too: long"),
         ("UNAVAILABLE: The engine is dead.", 503, None, "The engine is dead."),
         ("INTERNAL: the json constraint failed", 500, None, "The engine failed: the json constraint failed."),
         ("Traceback (most recent call last): /opt/x.py", 500, None, "The engine failed: the inference server refused"),
