@@ -34,6 +34,8 @@ def main() -> int:
         log_config=None,
         access_log=False,
         server_header=False,
+        # Longer than the usual 60 s of proxies and SDK pools, so that the client's side closes first.
+        timeout_keep_alive=75,
         # Without it one open stream would keep the process alive for ever after SIGTERM.
         timeout_graceful_shutdown=settings.shutdown_timeout,
         lifespan="on",

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jinja2
+import jinja2.meta
 import jinja2.nodes
 from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
@@ -47,6 +48,7 @@ class ChatTemplate:
             raise ValueError(f"the chat template does not compile: line {error.lineno}: {error.message}") from None
         self._takes_parts = _loops_over_content(tree)
         self._takes_text = not self._takes_parts or re.search(r"\bis\s+(not\s+)?string\b", source) is not None
+        self._variables = jinja2.meta.find_undeclared_variables(tree)
         self._knows_developer = "developer" in source
         self._reads_name = re.search(r"""\[['"]name['"]\]|\.name\b""", source) is not None
 
@@ -54,7 +56,7 @@ class ChatTemplate:
         """Render one request; what the template or the messages forbid is a 400."""
         warnings: list[str] = []
         messages = [self._message(m, f"messages[{i}]", warnings) for i, m in enumerate(request.messages)]
-        options = self._options(request)
+        options = self._options(request, warnings)
         try:
             # Its annotation says str; it returns the rendered chats and the assistants' indices.
             rendered: Any = render_jinja_template(
@@ -67,8 +69,13 @@ class ChatTemplate:
             raise bad_request(f"The model's chat template could not be rendered: {error}", param="messages") from None
         return Prompt(rendered[0][0], warnings)
 
-    def _options(self, request: ChatRequest) -> dict[str, Any]:
+    def _options(self, request: ChatRequest, warnings: list[str]) -> dict[str, Any]:
         extra = request.chat_template_kwargs or {}
+        given = {f"chat_template_kwargs.{name}": name for name in extra}
+        given |= {name: name for name in ("documents", "add_generation_prompt") if getattr(request, name) is not None}
+        for place, variable in given.items():
+            if variable not in self._variables:
+                warnings.append(f"{place} is not read by the model's chat template")
         for name in extra:
             if name in _RESERVED or name in self._special_tokens:
                 raise bad_request(
@@ -105,17 +112,18 @@ class ChatTemplate:
         if role == "developer" and not self._knows_developer:
             # OpenAI's successor of the system role; templates that predate it know only the latter.
             role = "system"
-        rendered: dict[str, Any] = {"role": role, "content": self._content(message.content, f"{place}.content")}
+        content = self._content(message.content, f"{place}.content", warnings)
+        rendered: dict[str, Any] = {"role": role, "content": content}
         if message.name is not None:
             rendered["name"] = message.name
             if not self._reads_name:
                 warnings.append(f"{place}.name is not read by the model's chat template")
         return rendered
 
-    def _content(self, content: str | list[ContentPart], place: str) -> str | list[dict[str, str]]:
+    def _content(self, content: str | list[ContentPart], place: str, warnings: list[str]) -> str | list[dict[str, str]]:
         if isinstance(content, str):
             return content if self._takes_text else [{"type": "text", "text": content}]
-        texts = [_text_of(part, f"{place}[{i}]") for i, part in enumerate(content)]
+        texts = [_text_of(part, f"{place}[{i}]", warnings) for i, part in enumerate(content)]
         if not texts:
             raise bad_request(f"{place} must not be empty.", param=place)
         if self._takes_parts:
@@ -123,13 +131,15 @@ class ChatTemplate:
         return "\n".join(texts)
 
 
-def _text_of(part: ContentPart, place: str) -> str:
+def _text_of(part: ContentPart, place: str, warnings: list[str]) -> str:
     if part.type in _LATER_PARTS:
         raise not_supported_yet(f"{place}.type {part.type!r}", param=f"{place}.type")
     if part.type != "text":
         raise bad_request(f"{place}.type must be 'text'.", param=f"{place}.type")
     if part.text is None:
         raise bad_request(f"{place}.text is required.", param=f"{place}.text")
+    extras = part.model_extra or {}
+    warnings += [f"unknown field '{place}.{name}' was ignored" for name in extras if extras[name] is not None]
     return part.text
 
 

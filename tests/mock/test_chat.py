@@ -180,7 +180,10 @@ SCHEMA = {
 @pytest.mark.parametrize(
     ("constraint", "sent"),
     [
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}, {"json": SCHEMA}),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},
+            {"json": SCHEMA},
+        ),
         ({"response_format": {"type": "json_object"}}, {"json_object": True}),
         ({"structured_outputs": {"regex": "[a-c]{3}"}}, {"regex": "[a-c]{3}"}),
         ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, {"json": SCHEMA}),

@@ -86,7 +86,9 @@ def test_an_upstream_that_drops_the_connection(events_before: int, client: httpx
 
 
 @pytest.mark.parametrize("size", [1, 60, 200, 700])
-def test_a_connection_cut_at_any_byte_is_never_a_short_answer(size: int, client: httpx.Client, engine: MockEngine) -> None:
+def test_a_connection_cut_at_any_byte_is_never_a_short_answer(
+    size: int, client: httpx.Client, engine: MockEngine
+) -> None:
     engine.add_fault(close_after={"bytes": size})
     assert ask(client).status_code == 503
 

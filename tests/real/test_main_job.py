@@ -124,8 +124,10 @@ def test_a_seed_makes_it_the_same_again(client: openai.OpenAI) -> None:
         ({"logit_bias": {"1000000": 1}}, "logit_bias"),
         ({"max_tokens": 5000}, "max_tokens"),
         ({"extra_body": {"structured_outputs": {"regex": "("}}}, "structured_outputs.regex"),
-        ({"response_format": as_schema({"type": "object", "properties": {"a": {"not": {}}}})},
-         "response_format.json_schema.schema.properties.a.not"),
+        (
+            {"response_format": as_schema({"type": "object", "properties": {"a": {"not": {}}}})},
+            "response_format.json_schema.schema.properties.a.not",
+        ),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

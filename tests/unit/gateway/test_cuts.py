@@ -115,7 +115,11 @@ async def answer(raw: bytes, cuts: Iterable[int], *, stream: bool) -> tuple[int,
 
 
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("events", [GOOD, FAILING, UNFINISHED, NONSENSE, REFUSED], ids=["good", "failing", "unfinished", "nonsense", "refused"])
+@pytest.mark.parametrize(
+    "events",
+    [GOOD, FAILING, UNFINISHED, NONSENSE, REFUSED],
+    ids=["good", "failing", "unfinished", "nonsense", "refused"],
+)
 def test_any_cut_gives_the_same_client_bytes(events: list[bytes], stream: bool) -> None:
     expected = asyncio.run(answer(response(events, []), [], stream=stream))
 

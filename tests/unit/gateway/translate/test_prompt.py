@@ -79,6 +79,9 @@ def test_what_a_message_holds_beyond_the_template_is_warned_about() -> None:
     assert len(prompt.warnings) == 2
     assert "messages[0].extra" in prompt.warnings[0]
     assert "messages[0].name" in prompt.warnings[1]
+    part = {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}
+    (warning,) = render(PLAIN, {"role": "user", "content": [part]}).warnings
+    assert "messages[0].content[0].cache_control" in warning
     assert render("{{ messages[0].name }}", {"role": "user", "content": "a", "name": "bob"}) == Prompt("bob", [])
 
 
@@ -112,6 +115,18 @@ def test_add_generation_prompt_and_kwargs_reach_the_template() -> None:
         render("{{ mood }}{{ documents[0].text }}", chat_template_kwargs={"mood": "m"}, documents=[{"text": "d"}]).text
         == "md"
     )
+
+
+def test_variables_that_the_template_does_not_read_are_warned_about() -> None:
+    prompt = render(
+        "{{ mood }}", chat_template_kwargs={"mood": 1, "thinking": 2}, documents=[{}], add_generation_prompt=True
+    )
+    assert [warning.partition(" ")[0] for warning in prompt.warnings] == [
+        "chat_template_kwargs.thinking",
+        "documents",
+        "add_generation_prompt",
+    ]
+    assert render(PLAIN, add_generation_prompt=True).warnings == []
 
 
 @pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "bos_token", "chat_template"])
