@@ -104,8 +104,8 @@ def parser() -> argparse.ArgumentParser:
     flags = argparse.ArgumentParser(
         prog="python -m gateway",
         description="OpenAI-compatible HTTP API in front of Triton servers that host vLLM.",
-        epilog="Every flag is also an environment variable (GATEWAY_PORT, GATEWAY_TRITON as a comma-separated list) and a "
-        "key of the YAML file (port, triton). Flags win over the environment, the environment over the file.",
+        epilog="Every flag is also an environment variable (GATEWAY_PORT; GATEWAY_TRITON is a comma-separated list) "
+        "and a key of the YAML file (port, triton). Flags win over the environment, the environment over the file.",
         allow_abbrev=False,
     )
     flags.add_argument("--config", type=Path, metavar="FILE", help="YAML file with settings")

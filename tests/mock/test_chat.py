@@ -149,7 +149,7 @@ def test_every_forwarded_field_arrives_at_the_engine(name: str, client: httpx.Cl
 
 @pytest.mark.parametrize("name", [f.name for f in CHAT.values() if f.fate is Fate.REFUSED])
 def test_every_refused_field_is_400_and_reaches_no_engine(name: str, client: httpx.Client, engine: MockEngine) -> None:
-    answer = ask(client, **{name: {"telling": 1}})
+    answer = ask(client, "hi", **{name: {"telling": 1}})
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["type"]) == (400, name, "invalid_request_error")
     assert engine.requests() == []
@@ -163,7 +163,7 @@ def test_warnings_name_what_was_ignored(client: httpx.Client) -> None:
 
 
 def test_a_warning_header_is_safe_whatever_the_name(client: httpx.Client) -> None:
-    answer = ask(client, **{"x\r\nset-cookie: a=b": 1, "日本": 2, "y" * 10_000: 3})
+    answer = ask(client, "hi", **{"x\r\nset-cookie: a=b": 1, "日本": 2, "y" * 10_000: 3})
     assert answer.status_code == 200
     assert "set-cookie" not in answer.headers
     assert len(answer.headers["x-gateway-warning"]) <= 2048

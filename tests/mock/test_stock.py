@@ -25,7 +25,7 @@ def test_an_answer_streamed_and_whole(stock_client: httpx.Client) -> None:
 
 
 def test_nothing_arrives_that_breaks_it(stock_client: httpx.Client, stock: MockEngine) -> None:
-    assert ask(stock_client, **dict.fromkeys(ON_STOCK)).status_code == 200
+    assert ask(stock_client, "hi", **dict.fromkeys(ON_STOCK)).status_code == 200
     assert ask(stock_client, **ON_STOCK, guided_json=SCHEMA).status_code == 200
     nulls, full = stock.wait_for_requests(2)
     assert nulls["sampling_parameters"] == {"top_p": 0.9, "max_tokens": 20}

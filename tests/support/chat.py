@@ -8,12 +8,12 @@ import httpx
 MODEL = "mock"
 
 
-def chat(text: str = "Say something.", **changes: Any) -> dict[str, Any]:
+def chat(text: str = "Say something.", /, **changes: Any) -> dict[str, Any]:
     """A request body."""
     return {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 20} | changes
 
 
-def ask(client: httpx.Client, text: str = "Say something.", **changes: Any) -> httpx.Response:
+def ask(client: httpx.Client, text: str = "Say something.", /, **changes: Any) -> httpx.Response:
     return client.post("/v1/chat/completions", json=chat(text, **changes))
 
 

@@ -4,6 +4,7 @@ A fake transport hands the scripted bytes to the real connection in pieces; ever
 """
 
 import asyncio
+import itertools
 import json
 import re
 from collections.abc import Iterable
@@ -46,7 +47,7 @@ def response(events: list[bytes], chunk_cuts: Iterable[int]) -> bytes:
     status = b"400 Bad Request" if events is REFUSED else b"200 OK"
     body = b"".join(events)
     places = [0, *sorted(c % (len(body) + 1) for c in chunk_cuts), len(body)]
-    chunks = [body[a:b] for a, b in zip(places, places[1:], strict=False) if b > a]
+    chunks = [body[a:b] for a, b in itertools.pairwise(places) if b > a]
     coded = b"".join(b"%x\r\n%s\r\n" % (len(c), c) for c in chunks)
     return b"HTTP/1.1 " + status + b"\r\nTransfer-Encoding: chunked\r\n\r\n" + coded + b"0\r\n\r\n"
 
@@ -93,7 +94,7 @@ MODEL = ServedModel(("m",), "m", ChatTemplate("{{ messages[0].content }}", {}), 
 async def answer(raw: bytes, cuts: Iterable[int], *, stream: bool) -> tuple[int, bytes]:
     """Status and body, with the answer's identity taken out."""
     places = [0, *sorted(c % (len(raw) + 1) for c in cuts), len(raw)]
-    pieces = [raw[a:b] for a, b in zip(places, places[1:], strict=False) if b > a]
+    pieces = [raw[a:b] for a, b in itertools.pairwise(places) if b > a]
     instance = Instance("i", ScriptedConnections(pieces), {"m": Backend.OURS})
     endpoint = ChatCompletions(Settings(), {"m": MODEL}, [instance], Checker())
     request = {"model": "m", "messages": [{"role": "user", "content": "q"}], "stream": stream}

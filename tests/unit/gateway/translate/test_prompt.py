@@ -70,7 +70,7 @@ def test_what_cannot_be_shown_is_refused_by_place(message: dict[str, Any], param
 
 
 def test_empty_members_of_a_replayed_answer_are_no_request() -> None:
-    message = {"role": "assistant", "content": "a", "tool_calls": [], "refusal": None, "audio": None}
+    message: dict[str, Any] = {"role": "assistant", "content": "a", "tool_calls": [], "refusal": None, "audio": None}
     assert render(PLAIN, message) == Prompt("<s><assistant>a</><assistant>", [])
 
 
