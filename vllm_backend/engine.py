@@ -5,11 +5,8 @@ exception that leaves it is one of `contract`'s, so a client never sees vLLM's o
 
 import asyncio
 import dataclasses
-import json
-import os
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from vllm import SamplingParams
@@ -30,7 +27,7 @@ from vllm_backend.contract import Internal, InvalidArgument, RequestError, Start
 from vllm_backend.request import GenerateRequest
 from vllm_backend.sampling import constraint_kind, place_of
 
-ENGINE_STOPPED = "the engine has stopped; load the model again."
+ENGINE_STOPPED = "the engine has stopped; unload the model and load it again."
 
 _NESTED = {"structured_outputs": StructuredOutputsParams, "repetition_detection": RepetitionDetectionParams}
 """The sampling parameters that are an object of vLLM's own."""
@@ -45,28 +42,15 @@ _SHUTDOWN_TIMEOUT = 5.0
 """Seconds for the engine's processes to end before they are killed."""
 
 
-def read_engine_args(path: Path) -> AsyncEngineArgs:
-    """The engine arguments in a model's `model.json`. Raises StartError."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise StartError(f"{path} is missing: it holds vLLM's engine arguments as a JSON object.") from None
-    except ValueError as error:
-        raise StartError(f"{path} is not valid JSON: {error}.") from None
-    if not isinstance(values, dict):
-        raise StartError(f"{path} must hold a JSON object of vLLM's engine arguments.")
+def engine_args(values: dict[str, Any]) -> AsyncEngineArgs:
+    """The engine arguments of a `model.json`. Raises StartError."""
     known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     if unknown := sorted(set(values) - known):
-        raise StartError(f"{path}: {', '.join(unknown)}: no engine argument of the installed vLLM.")
-    model = values.get("model")
-    if not isinstance(model, str) or not model:
-        raise StartError(f'{path} must name the model: "model": a folder, or a name on the Hugging Face Hub.')
-    if os.path.isabs(model) and not os.path.isdir(model):
-        raise StartError(f"{path}: the model folder {model} does not exist.")
+        raise StartError(f"model.json: {', '.join(unknown)}: not among the installed vLLM's engine arguments.")
     try:
         return AsyncEngineArgs(**values)
     except Exception as error:
-        raise StartError(f"{path}: {_one_line(error)}") from error
+        raise StartError(f"model.json: {_one_line(error)}") from error
 
 
 class Generation:

@@ -18,6 +18,7 @@ import triton_python_backend_utils as pb_utils
 from vllm_backend import contract
 from vllm_backend.cancel import Channel, Sweeper
 from vllm_backend.contract import Internal, InvalidArgument, RequestError, StartError, Unavailable
+from vllm_backend.model_json import read_model_json
 from vllm_backend.orphan import end_with_parent
 from vllm_backend.request import GenerateRequest, parse_request
 from vllm_backend.response import ResponseBuilder, Tensors
@@ -79,18 +80,18 @@ class TritonPythonModel:
         self._closing = False
         try:
             self._read_config(json.loads(args["model_config"]))
+            values = read_model_json(Path(args["model_repository"]) / args["model_version"] / "model.json")
             check_version(installed_version())
             if args["model_instance_kind"] in ("GPU", "KIND_GPU"):
                 # Before vLLM is imported: it counts the devices then. KIND_MODEL leaves the choice to vLLM.
                 os.environ["CUDA_VISIBLE_DEVICES"] = args["model_instance_device_id"]
             # Here and not at the top: auto-completion must not pay for it, and a wrong version must not get this far.
-            from vllm_backend.engine import Engine, read_engine_args
+            from vllm_backend.engine import Engine, engine_args
 
-            engine_args = read_engine_args(Path(args["model_repository"]) / args["model_version"] / "model.json")
             self._loop = asyncio.new_event_loop()
             self._loop_thread = threading.Thread(target=self._loop.run_forever, name="engine-client", daemon=True)
             self._loop_thread.start()
-            self._engine = self._on_loop(Engine.start(engine_args))
+            self._engine = self._on_loop(Engine.start(engine_args(values)))
         except StartError as error:
             raise pb_utils.TritonModelException(str(error)) from None
         self._sweeper = Sweeper()
@@ -138,9 +139,11 @@ class TritonPythonModel:
         self._name: str = config["name"]
         self._unload_when_stopped = is_set("ENABLE_VLLM_HEALTH_CHECK")
         if self._unload_when_stopped and not _server_unloads_on_request():
-            raise StartError(
-                "ENABLE_VLLM_HEALTH_CHECK needs tritonserver's --model-control-mode=explicit: "
-                "in another mode the unloading of a model whose engine has stopped ends the whole server."
+            # In another mode the attempt would end the whole server with signal 11.
+            self._unload_when_stopped = False
+            pb_utils.Logger.log_warn(
+                "ENABLE_VLLM_HEALTH_CHECK has no effect without tritonserver's --model-control-mode=explicit: "
+                "the model stays ready when its engine has stopped, and refuses every request"
             )
         if is_set("REPORT_CUSTOM_METRICS"):
             pb_utils.Logger.log_warn(
@@ -210,9 +213,7 @@ class TritonPythonModel:
     async def _watch_engine(self) -> None:
         """Says once in the log that the engine has died, and takes the model out of service if it is set up so."""
         await self._engine.stopped()
-        pb_utils.Logger.log_error(
-            f"the engine of model {self._name} has stopped; every request is refused until the model is loaded again"
-        )
+        pb_utils.Logger.log_error(f"the engine of model {self._name} has stopped; unload the model and load it again")
         if self._unload_when_stopped:
             # Blocks until Triton has taken it up, and Triton may by then wait for this loop in finalize().
             await self._loop.run_in_executor(None, pb_utils.unload_model, self._name)

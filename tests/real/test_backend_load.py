@@ -1,0 +1,61 @@
+"""Loading a deployment that is wrong: one sentence that says what to change, and the server goes on."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from devtools.models import TINY
+from devtools.stack import Stack
+
+
+@pytest.fixture
+def broken(stack: Stack) -> Iterator[Path]:
+    """A copy of the tiny model's deployment, to be broken."""
+    folder = stack.repository / "broken"
+    shutil.copytree(stack.repository / TINY, folder)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def load_error(stack: Stack) -> str:
+    answer = httpx.post(f"{stack.triton_url}/v2/repository/models/broken/load", timeout=120)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert isinstance(error, str)
+    return error
+
+
+def change(folder: Path, **arguments: Any) -> None:
+    path = folder / "1" / "model.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | arguments))
+
+
+def test_an_unknown_engine_argument(stack: Stack, broken: Path) -> None:
+    change(broken, max_model_length=5, gpus=1)
+    assert "model.json: gpus, max_model_length: not among the installed vLLM's engine arguments." in load_error(stack)
+
+
+def test_a_model_that_is_not_there(stack: Stack, broken: Path) -> None:
+    change(broken, model="/nowhere/model")
+    assert "the model folder /nowhere/model does not exist." in load_error(stack)
+
+
+def test_a_configuration_that_is_not_decoupled(stack: Stack, broken: Path) -> None:
+    config = broken / "config.pbtxt"
+    config.write_text(config.read_text().replace("decoupled: true", "decoupled: false"))
+    assert "config.pbtxt must say model_transaction_policy { decoupled: true }." in load_error(stack)
+
+
+def test_an_engine_that_cannot_start(stack: Stack, broken: Path) -> None:
+    # No cache is that small.
+    change(broken, kv_cache_memory_bytes=1)
+    error = load_error(stack)
+    assert "vLLM's engine for " in error
+    assert "did not start: " in error
+    left = [pid for pid in stack.service("triton").pids() if b"broken" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert left == []
