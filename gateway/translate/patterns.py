@@ -42,6 +42,7 @@ _SHORTHANDS = {
     "S": (rf"[^\t\n\x0b\x0c\r \x85{_SPACE_BEYOND_ASCII}]", _ASCII - _SPACE),
 }
 _QUOTE_AND_BACKSLASH = frozenset(b'"\\')
+_RAW = frozenset(range(32, 127)) - _QUOTE_AND_BACKSLASH
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +51,14 @@ class Pattern:
 
     `text`: the same language or a narrower one, for engines that read a pattern over the string's
     *characters* and write JSON escapes themselves (guidance).
-    `plain`: `text` has only what every backend reads alike (no set operations, no code points by number).
-    `raw_safe`: no literal or positive class calls for `"`, `\` or a control character, so an engine
-    that puts the pattern's characters into the JSON text as they are (xgrammar) writes valid JSON.
+    `raw_safe`: xgrammar 0.2.8 holds it. That engine puts the pattern's characters into the JSON text as
+    they are, so only ASCII without `"`, `\` and controls will do, by themselves or in positive classes;
+    and it goes wrong on an alternative that is empty or ends in a repeat of varying length, and on
+    `{n,}` around such an end (`(?:a|[0-9]{0,2})b`, `(?:x[0-9]{1,3}){2,}`).
     """
 
     text: str
     raw_safe: bool
-
-    @property
-    def plain(self) -> bool:
-        return not any(special in self.text for special in ("&&", "[[", "[^[", r"\p", r"\P"))
 
 
 def parse(pattern: str) -> Pattern:
@@ -114,19 +112,27 @@ class _Parser:
         self.at = 0
         self.raw_safe = True
         self.depth = 0
+        self.open_end = False
+        """Does what was read last end in a repeat of varying length?"""
 
     def peek(self, text: str) -> bool:
         return self.pattern.startswith(text, self.at)
 
     def alternatives(self, top: bool = False) -> str:
         parts = [self.sequence(top)]
+        open_ends = [self.open_end]
         while self.peek("|"):
             self.at += 1
             parts.append(self.sequence(top))
+            open_ends.append(self.open_end)
+        self.open_end = any(open_ends)
+        if len(parts) > 1 and (self.open_end or any(part in ("", "^", "$", "^$") for part in parts)):
+            self.raw_safe = False
         return "|".join(parts)
 
     def sequence(self, top: bool) -> str:
         out = ""
+        self.open_end = False
         if top and self.peek("^"):
             self.at += 1
             out = "^"
@@ -144,10 +150,12 @@ class _Parser:
         return out
 
     def quantified(self) -> str:
+        self.open_end = False
         atom = self.atom()
         rest = self.pattern[self.at : self.at + 20]
         if rest[:1] and rest[0] in "*+?":
-            quantifier = rest[0]
+            # xgrammar 0.2.8 loses the head of an optional group that ends in a repeat: (?:x[0-9]+)?
+            quantifier = "{0,1}" if rest[0] == "?" else rest[0]
             self.at += 1
         elif match := _QUANTIFIER.match(rest):
             quantifier = match.group(0)
@@ -156,6 +164,9 @@ class _Parser:
             self.at += match.end()
         else:
             return atom
+        if self.open_end and quantifier.endswith(",}"):
+            self.raw_safe = False
+        self.open_end = self.open_end or quantifier in "*+" or "," in quantifier
         if self.peek("?"):  # laziness chooses among matches, it does not change which strings match
             self.at += 1
         if self.at < len(self.pattern) and self.pattern[self.at] in "*+?":
@@ -170,6 +181,7 @@ class _Parser:
             return self.char_class()
         if char == ".":
             self.at += 1
+            self.raw_safe = False
             return r"[^\n\r\u2028\u2029]"
         if char == "\\":
             return self.escape_outside_class()
@@ -179,8 +191,7 @@ class _Parser:
         return self.one(ord(char))
 
     def one(self, code: int) -> str:
-        if code < 32 or code == 127 or code in _QUOTE_AND_BACKSLASH:
-            self.raw_safe = False
+        self.raw_safe = self.raw_safe and code in _RAW
         return _char(code)
 
     def group(self) -> str:
@@ -210,16 +221,18 @@ class _Parser:
 
     def escape_outside_class(self) -> str:
         letter = self.pattern[self.at + 1 : self.at + 2]
-        if letter in _SHORTHANDS and letter:
+        if letter in _SHORTHANDS:
             self.at += 2
-            return f"[{_SHORTHANDS[letter][0]}]"
+            text, members = _SHORTHANDS[letter]
+            self.raw_safe = self.raw_safe and members <= _RAW
+            return f"[{text}]"
         if letter and letter in "bB":
             raise PatternError(f"the word boundary at position {self.at} cannot be enforced; remove it")
         if letter and (letter in "123456789k"):
             raise PatternError(f"the back-reference at position {self.at} cannot be enforced; remove it")
         if letter and letter in "pP":
-            text, _ = self.property_class()
-            return text
+            self.raw_safe = False
+            return self.property_class()[0]
         return self.one(self.escaped_char())
 
     def escaped_char(self) -> int:
@@ -284,7 +297,7 @@ class _Parser:
         self.at += 1
         if not body:
             raise PatternError(f"the class at position {start} is empty")
-        if not negated and any(code < 32 or code == 127 or code in _QUOTE_AND_BACKSLASH for code in members):
+        if negated or not members <= _RAW or not body.isascii():
             self.raw_safe = False
         return _subset_without_nul(("^" if negated else "") + body, _ASCII - members if negated else members)
 
@@ -294,7 +307,7 @@ class _Parser:
         char = self.pattern[self.at]
         if char == "\\":
             letter = self.pattern[self.at + 1 : self.at + 2]
-            if letter in _SHORTHANDS and letter:
+            if letter in _SHORTHANDS:
                 self.at += 2
                 text, members = _SHORTHANDS[letter]
                 return text, None, members

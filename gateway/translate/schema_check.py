@@ -130,8 +130,10 @@ def _schema_as_read(schema: Any) -> Any:
     if known:
         return schema
     plain = {key: value for key, value in schema.items() if key != "$schema"}
-    if _meta_error(plain) is not None and _meta_error({"$schema": _DRAFT_7, **plain}) is None:
-        return {"$schema": _DRAFT_7, **plain}
+    error = _meta_error(plain)
+    old = {"$schema": _DRAFT_7, **plain}
+    if error is not None and error.instance_path[-1:] == ["items"] and _meta_error(old) is None:
+        return old
     return plain
 
 

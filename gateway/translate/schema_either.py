@@ -6,29 +6,22 @@ is refused, and the rewrites are those that both read alike.
 """
 
 from gateway.translate import patterns, schema_guidance, schema_xgrammar
-from gateway.translate.schema_walk import Document, Path, Schema, refuse
+from gateway.translate.schema_walk import Document, Path, Schema
 
 
 def check(document: Document) -> None:
     """Refuse what one of the two does not enforce, with its place."""
     schema_xgrammar.check(document)
     schema_guidance.check(document)
-    for path, schema in document.schemas.items():
-        if not isinstance(schema, dict) or "enum" in schema or "const" in schema:
-            continue
-        if "pattern" in schema and not patterns.parse(schema["pattern"]).plain:
-            raise refuse(document.place, (*path, "pattern"), "the engine may use either of two "
-                    "backends, which read this pattern differently; write it with plain classes."
-                )  # fmt: skip
 
 
 def edit(path: Path, schema: Schema) -> None:
     """Rewrite one schema for both: objects with declared properties are closed, as xgrammar does anyway."""
     if "const" in schema or "enum" in schema:
         schema_xgrammar.edit(path, schema)
-    if "pattern" in schema:
+    elif "pattern" in schema:
         schema["pattern"] = patterns.parse(schema["pattern"]).text
-    if "minLength" in schema or "maxLength" in schema:
+    elif "minLength" in schema or "maxLength" in schema:
         # xgrammar writes control characters as they are into a string with a length; characters that
         # need no escape are the same to both.
         least, most = schema.pop("minLength", 0), schema.pop("maxLength", "")

@@ -177,8 +177,9 @@ def _locate(root: Schema, error: str) -> tuple[Path, str]:
     keys = [key for key in at(moved, path) if key in ASSERTIONS] if questions > 0 else []
     after = {key: ask(path, [(*path, key)]) for key in keys}
     blamed = [key for key in keys if after[key] is None] or [key for key in keys if after[key] != error]
-    if "required" in blamed or len(blamed) == 1:
-        path = (*path, "required" if "required" in blamed else blamed[0])
+    telling = [key for key in ("required", "minProperties", "maxProperties") if key in blamed]
+    if telling or len(blamed) == 1:
+        path = (*path, (telling or blamed)[0])
     return path, error
 
 

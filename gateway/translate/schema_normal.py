@@ -174,6 +174,7 @@ def rebuild(document: Document, *edits: Edit) -> Schema:
             schema["$ref"] = pointer(document.target(path, schema["$ref"]))
         for key in COUNTS & schema.keys():
             schema[key] = int(schema[key])
+        _rewrite_types(schema)
         _rewrite_format(schema)
         _rewrite_numbers(schema)
         inside_one_of = (*path, "oneOf")
@@ -244,6 +245,16 @@ def _means_nothing(schema: Schema, key: str, value: Any) -> bool:
     if key == "required":
         return bool(value == [])
     return False
+
+
+def _rewrite_types(schema: Schema) -> None:
+    """guidance stumbles over a fraction where an integer is asked for, also when another way is open."""
+    types = schema.get("type")
+    if isinstance(types, list) and {"integer", "number"} <= set(types):
+        schema["type"] = [name for name in types if name != "integer"]
+    elif "enum" in schema and not _can_be(schema, "number"):
+        fitting = [value for value in schema["enum"] if not isinstance(value, float) or value.is_integer()]
+        schema["enum"] = fitting or schema["enum"]
 
 
 def _rewrite_format(schema: Schema) -> None:

@@ -27,7 +27,14 @@ def endless(document: Document) -> Path | None:
                 growing = True
     stuck = [path for path in reachable if path not in ends]
     # The `$ref` that closes the loop says more than the schemas around it.
-    return next((path for path in stuck if "$ref" in document.schemas[path]), stuck[0] if stuck else None)
+    return max(stuck, key=lambda path: _closes(document, path), default=None)
+
+
+def _closes(document: Document, path: Path) -> tuple[bool, bool, int]:
+    """How well the schema shows the loop: its `$ref` leads around itself, it has one, it is deep inside."""
+    ref = document.schemas[path].get("$ref")
+    target = document.target(path, ref) if ref else None
+    return target is not None and path[: len(target)] == target, ref is not None, len(path)
 
 
 def _reachable(document: Document) -> list[Path]:

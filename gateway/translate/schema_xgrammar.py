@@ -58,15 +58,26 @@ def _check_schema(document: Document, path: Path, schema: Schema) -> None:
     inside = (*path, "oneOf")
     if any(not disjoint(document, (*inside, one), (*inside, two)) for one in range(count) for two in range(one)):
         no("oneOf", "is enforced only when the branches exclude each other provably; use anyOf if overlap does no harm")
-    if not re.fullmatch(r"[!-$&-}]*", schema.get("$ref", "")):
-        no("$ref", "must lead over plain names; rename the definition")
+    if not re.fullmatch(r"#(?:/(?![0-9]+(?:/|$))[!-$&-.0-}]+)*", schema.get("$ref", "#")):
+        no("$ref", "must lead over plain names, not list indexes or escaped names; use $defs")
     if "type" not in schema:
         for key in TYPE_OF_ASSERTION:
             no(key, "is not enforced without `type` beside it; add the type")
     no("patternProperties", "is not enforced in every combination; use properties")
+    _check_order(document, path, schema)
     _check_string(document, path, schema)
     _check_number(document, path, schema)
     _check_array_and_object(document, path, schema)
+
+
+def _check_order(document: Document, path: Path, schema: Schema) -> None:
+    for least, most in (
+        ("minimum", "maximum"), ("minimum", "exclusiveMaximum"), ("exclusiveMinimum", "maximum"),
+        ("exclusiveMinimum", "exclusiveMaximum"), ("minLength", "maxLength"), ("minItems", "maxItems"),
+        ("minProperties", "maxProperties"),
+    ):  # fmt: skip
+        if least in schema and most in schema and schema[least] > schema[most]:
+            raise refuse(document.place, (*path, least), f"`{least}` is above `{most}`; no answer can satisfy that.")
 
 
 def _check_string(document: Document, path: Path, schema: Schema) -> None:
@@ -77,10 +88,12 @@ def _check_string(document: Document, path: Path, schema: Schema) -> None:
             document.place, (*path, several[1]), f"`{several[1]}` is not enforced beside `{several[0]}` (the engine's "
             "backend is xgrammar); put both into one pattern."
         )  # fmt: skip
+    if schema.get("format") == "ipv6":
+        raise refuse(document.place, (*path, "format"), "the backend, xgrammar, lets octets such as 05 through here.")
     if "pattern" in schema and not patterns.parse(schema["pattern"]).raw_safe:
         raise refuse(
-            document.place, (*path, "pattern"), "the pattern asks for a quote, a backslash or a control character, "
-            "which the engine's backend, xgrammar, would write without escaping; leave them out."
+            document.place, (*path, "pattern"), "the engine's backend, xgrammar, is sure only of patterns of plain "
+            "ASCII characters and positive classes, with no alternative that is empty or ends in a repeat."
         )  # fmt: skip
 
 
@@ -127,6 +140,8 @@ def edit(path: Path, schema: Schema) -> None:
         for key in [key for key in schema if key in ASSERTIONS]:
             del schema[key]
         schema["enum"] = allowed
+    elif "pattern" in schema:
+        schema["pattern"] = patterns.parse(schema["pattern"]).text
     elif "minLength" in schema or "maxLength" in schema:
         least, most = schema.pop("minLength", 0), schema.pop("maxLength", "")
         schema["pattern"] = f"^{_RAW_CHARACTER}{{{least},{most}}}$"
