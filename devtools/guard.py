@@ -4,7 +4,7 @@ Rules, all of them here:
 - Standard input is a pipe whose other end only the owner holds. End of file means that the owner is gone, however it died.
 - This process is the subreaper of everything below it: a descendant whose parent dies becomes its child and cannot
   escape, also when it made a session or a process group of its own, as vLLM's engine process does.
-- SIGTERM, SIGINT, SIGHUP or end of file: the command gets SIGTERM and GRACE seconds. A second signal ends the wait.
+- SIGTERM, SIGINT, SIGHUP or end of file: the command gets SIGTERM and GRACE seconds. SIGQUIT ends the wait at once.
 - When the command is gone, or the wait is over, every remaining descendant is killed and reaped. "No child left" from the
   kernel is the proof that nothing remains; only then are the files that match GLOB removed, and this process exits with the
   command's exit code (128 + signal number when a signal ended it).
@@ -24,7 +24,7 @@ import time
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 def become_subreaper() -> None:
@@ -120,18 +120,15 @@ def run(grace: float, leftovers: list[str], command: list[str]) -> int:
         if wait is not None and wait <= 0:
             break
         ready = select.select(watched, [], [], wait)[0]
-        requests = 0
+        requests = [number for number in os.read(wake_read, 4096) if number in _STOP_SIGNALS] if wake_read in ready else []
         if 0 in ready and not os.read(0, 4096):
             watched.remove(0)
-            requests += 1
-        if wake_read in ready:
-            requests += sum(number in _STOP_SIGNALS for number in os.read(wake_read, 4096))
-        for _ in range(requests):
-            if deadline is None:
-                os.kill(pid, signal.SIGTERM)
-                deadline = time.monotonic() + grace
-            else:
-                deadline = time.monotonic()
+            requests.append(signal.SIGTERM)
+        if signal.SIGQUIT in requests:
+            break
+        if requests and deadline is None:
+            os.kill(pid, signal.SIGTERM)
+            deadline = time.monotonic() + grace
     kill_descendants()
     for pattern in leftovers:
         for path in glob.glob(pattern):

@@ -98,9 +98,13 @@ class Service:
         return guard.descendants(self._process.pid)
 
     def ask_to_stop(self) -> None:
-        """Asks once; asked again, the guard kills without further wait."""
         if self.exit_code is None:
             self._process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Ends all of its processes without asking them."""
+        if self.exit_code is None:
+            self._process.send_signal(signal.SIGQUIT)
 
     def stop(self) -> int:
         """Stops it and returns its exit code; nothing of it is left then."""

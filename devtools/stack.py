@@ -115,8 +115,7 @@ class Stack:
     def kill(self) -> None:
         """Ends everything without waiting for anyone."""
         for service in self.services:
-            service.ask_to_stop()
-            service.ask_to_stop()
+            service.kill()
         for service in self.services:
             service.wait()
 

@@ -108,7 +108,7 @@ def _stop_signals() -> Iterator[None]:
 def _second_signal_kills(stack: Stack | None) -> None:
     def kill(number: int, frame: FrameType | None) -> None:
         for service in stack.services if stack is not None else ():
-            service.ask_to_stop()
+            service.kill()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, kill)
@@ -118,7 +118,7 @@ def _show_commands(url: str) -> None:
     with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as response:
         model = json.load(response)["data"][0]["id"]
     question = {"role": "user", "content": "What is the capital of France?"}
-    plain = {"model": model, "messages": [question], "max_tokens": 60}
+    plain = {"model": model, "messages": [question], "temperature": 0, "max_tokens": 60}
     streamed = {**plain, "stream": True}
     schema = {
         **plain,
@@ -127,9 +127,9 @@ def _show_commands(url: str) -> None:
     }
     note(f"\nReady: {url}/v1 (documentation: {url}/docs). Ctrl-C stops everything. Paste one of these:\n")
     for title, options, body in (
-        ("a chat", "-s", plain),
+        ("a chat", "-sw '\\n'", plain),
         ("a streamed chat", "-sN", streamed),
-        ("a chat whose answer obeys a JSON schema", "-s", schema),
+        ("a chat whose answer obeys a JSON schema", "-sw '\\n'", schema),
     ):
         print(f"# {title}")
         data = shlex.quote(json.dumps(body))

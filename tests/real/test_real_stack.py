@@ -1,0 +1,83 @@
+"""The real stack as the dev tool starts and stops it."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from devtools import models
+from devtools.errors import DevError
+from devtools.stack import Stack, StackConfig
+
+FreshStack = Callable[[StackConfig], Stack]
+
+
+def _commands(pids: list[int]) -> dict[int, str]:
+    return {pid: Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode() for pid in pids}
+
+
+def _shared_memory() -> set[str]:
+    return {path.name for path in Path("/dev/shm").glob(f"triton_vllm_stack_{os.getpid()}_*")}
+
+
+def test_both_models_are_served_by_our_backend(stack: Stack) -> None:
+    for model in (models.TINY, models.SMOLLM2):
+        assert httpx.get(f"{stack.triton_url}/v2/models/{model}/ready").status_code == 200
+        inputs = {one["name"] for one in httpx.get(f"{stack.triton_url}/v2/models/{model}").json()["inputs"]}
+        assert {"text_input", "send_admission", "input_ids"} <= inputs
+
+
+def test_vllm_writes_its_metrics_where_the_stack_says(stack: Stack) -> None:
+    written = sorted(path.name.split("_")[0] for path in (stack.state / "metrics").iterdir())
+    # One process each per model.
+    assert written == sorted(["counter", "gauge", "histogram"] * 2)
+
+
+def test_smollm2_knows_its_capitals(stack: Stack) -> None:
+    body = {
+        "model": models.SMOLLM2,
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "temperature": 0,
+        "max_tokens": 20,
+    }
+    answer = httpx.post(f"{stack.url}/v1/chat/completions", json=body, timeout=60)
+    assert "Paris" in answer.json()["choices"][0]["message"]["content"], answer.text
+
+
+def test_the_tiny_tokenizer_and_template_both_write_a_bos(stack: Stack) -> None:
+    # What the counting test of the gateway relies on.
+    code = (
+        "import sys; from transformers import AutoTokenizer; t = AutoTokenizer.from_pretrained(sys.argv[1]);"
+        "r = t.apply_chat_template([{'role': 'user', 'content': 'hi'}], tokenize=False, add_generation_prompt=True);"
+        "print(r.startswith(t.bos_token), t('hi').input_ids.count(t.bos_token_id), t(r).input_ids.count(t.bos_token_id))"
+    )
+    folder = models.tiny(Path(sys.executable))
+    said = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=True)
+    assert said.stdout.split() == ["True", "1", "2"]
+
+
+def test_a_killed_server_leaves_no_process_and_no_shared_memory(fresh_stack: FreshStack) -> None:
+    own = fresh_stack(StackConfig(gateway=False))
+    triton = own.service("triton")
+    pids = triton.pids()
+    commands = _commands(pids)
+    (server,) = [pid for pid, command in commands.items() if "bin/tritonserver" in command]
+    assert any("triton_python_backend_stub" in command for command in commands.values())
+    assert any("VLLM::EngineCore" in command for command in commands.values())
+    regions = _shared_memory()
+    assert regions
+
+    os.kill(server, signal.SIGKILL)
+    assert triton.wait() == 128 + signal.SIGKILL
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    assert not regions & _shared_memory()
+
+
+def test_a_model_that_cannot_load_ends_the_start_with_its_reason(fresh_stack: FreshStack) -> None:
+    with pytest.raises(DevError, match="unknown_argument"):
+        fresh_stack(StackConfig(models={models.TINY: {"unknown_argument": 1}}, gateway=False))
