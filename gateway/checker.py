@@ -83,15 +83,12 @@ class Checker:
         known = self._results.get(key)
         if known is not None:
             self._results.move_to_end(key)
-            result = known[0]
-            if isinstance(result, ApiError):
-                raise result.with_traceback(None)
-            return result
+            return _given(known[0])
         task = self._running.get(key)
         if task is None:
             task = asyncio.create_task(self._check(key, constraint, backend))
             self._running[key] = task
-            task.add_done_callback(lambda _: self._running.pop(key, None))
+            task.add_done_callback(lambda task: self._done(key, task))
         # Shielded: a client that goes away must not leave half an exchange on the pipes.
         return await asyncio.shield(task)
 
@@ -132,9 +129,12 @@ class Checker:
             else:
                 result = replace(constraint, rewritten=answer["rewritten"])
         self._remember(key, result)
-        if isinstance(result, ApiError):
-            raise result
-        return result
+        return _given(result)
+
+    def _done(self, key: bytes, task: asyncio.Task[Constraint]) -> None:
+        del self._running[key]
+        if not task.cancelled():
+            task.exception()  # seen, also when every client that waited for it is gone
 
     def _remember(self, key: bytes, result: Constraint | ApiError) -> None:
         size = 500 if isinstance(result, ApiError) else 500 + 2 * len(orjson.dumps(result.value))
@@ -200,6 +200,14 @@ class Checker:
         if child.returncode is None:
             child.kill()
         await child.wait()
+
+
+def _given(result: Constraint | ApiError) -> Constraint:
+    """A remembered result as the outcome of a call."""
+    if isinstance(result, ApiError):
+        # A fresh one: a raised exception keeps the frames that it passed.
+        raise ApiError(result.status, result.message, param=result.param, code=result.code)
+    return result
 
 
 def _key(body: bytes, constraint: Constraint, backend: str) -> bytes:

@@ -490,7 +490,8 @@ _REFUSED: dict[str, tuple[Any, str]] = {
     "ref-nested-id": ({**closed(a={"$ref": "#/$defs/x"}), "$defs": {"x": {"$id": "https://example.org/x", **FLAG}}},
                       ".$defs.x.$id"),
     "ref-itself": ({"$ref": "#"}, ".$ref"),
-    "ref-loop": ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}, ".$defs.a.$ref"),
+    "ref-loop": ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+                 ".$defs.a.$ref"),
     "ref-property-to-itself": (closed(a={"$ref": "#/properties/a"}), ".properties.a.$ref"),
     "ref-circular-with-siblings": (
         {"$ref": "#/$defs/n", "$defs": {"n": closed("c", c={"$ref": "#/$defs/n", "type": "object"})}},
@@ -538,7 +539,8 @@ _REFUSED: dict[str, tuple[Any, str]] = {
         ".patternProperties",
     ),
     # strings
-    "pattern-look-ahead": (closed(a={"type": "string", "pattern": "^(?=.*[0-9])[a-z0-9]{4}$"}), ".properties.a.pattern"),
+    "pattern-look-ahead": (closed(a={"type": "string", "pattern": "^(?=.*[0-9])[a-z0-9]{4}$"}),
+                           ".properties.a.pattern"),
     "pattern-look-behind": ({"type": "string", "pattern": "(?<!a)b"}, ".pattern"),
     "pattern-back-reference": ({"type": "string", "pattern": "^(a|b)\\1$"}, ".pattern"),
     "pattern-word-boundary": ({"type": "string", "pattern": "\\bcat\\b"}, ".pattern"),
@@ -575,34 +577,36 @@ _REFUSED: dict[str, tuple[Any, str]] = {
 _MAX_TOKENS = {"many-properties": 800}
 
 REFUSED_BY_XGRAMMAR = frozenset(
-    """
-    integer-fraction-bounds integer-multiple integer-multiple-negative integer-multiple-of-one
-    integer-multiple-of-fraction integer-int64-range integer-beyond-double number-multiple-cents
-    number-multiple-half bounds-draft-4 pattern-search pattern-prefix pattern-suffix
-    pattern-half-anchored-alternatives pattern-shorthands pattern-dot pattern-not-quote pattern-not-backslash
-    pattern-not-quote-nor-backslash pattern-not-letter pattern-quote-and-backslash pattern-control
-    pattern-hex-escapes pattern-unicode-range pattern-unicode-property pattern-and-length format-ipv6
-    format-and-pattern format-and-length tuple-longer-than-max tuple-draft-7 tuple-draft-7-rest tuple-draft-4
-    tuple-old-form-without-schema tuple-2019 array-additional-items-idle object-property-forbidden
-    pattern-properties pattern-properties-disjoint pattern-properties-and-declared
-    pattern-properties-meet-declared pattern-properties-empty any-of-with-false any-of-and-type any-of-required
-    any-of-narrows-property one-of-and-type all-of-bounds all-of-strings all-of-enums all-of-types
-    all-of-objects all-of-arrays all-of-multiples all-of-beside-siblings combinators-together ref-list-member
-    ref-escaped ref-percent ref-unicode ref-siblings ref-anchor ref-own-id ref-to-true-in-union not-false
-    if-alone then-alone number-multiple-unbounded number-multiple-of-two-and-a-half object-open-explicit
-    object-open-typed object-open-typed-quotes object-required-undeclared object-required-undeclared-open
-    object-min-with-required pattern-properties-unanchored untyped-limits untyped-properties untyped-multiple
-    all-of-base
-    """.split()
-)
+    {
+        "integer-fraction-bounds", "integer-multiple", "integer-multiple-negative", "integer-multiple-of-one",
+        "integer-multiple-of-fraction", "integer-int64-range", "integer-beyond-double", "number-multiple-cents",
+        "number-multiple-half", "bounds-draft-4", "pattern-search", "pattern-prefix", "pattern-suffix",
+        "pattern-half-anchored-alternatives", "pattern-shorthands", "pattern-dot", "pattern-not-quote",
+        "pattern-not-backslash", "pattern-not-quote-nor-backslash", "pattern-not-letter",
+        "pattern-quote-and-backslash", "pattern-control", "pattern-hex-escapes", "pattern-unicode-range",
+        "pattern-unicode-property", "pattern-and-length", "format-ipv6", "format-and-pattern",
+        "format-and-length", "tuple-longer-than-max", "tuple-draft-7", "tuple-draft-7-rest", "tuple-draft-4",
+        "tuple-old-form-without-schema", "tuple-2019", "array-additional-items-idle", "object-property-forbidden",
+        "pattern-properties", "pattern-properties-disjoint", "pattern-properties-and-declared",
+        "pattern-properties-meet-declared", "pattern-properties-empty", "any-of-with-false", "any-of-and-type",
+        "any-of-required", "any-of-narrows-property", "one-of-and-type", "all-of-bounds", "all-of-strings",
+        "all-of-enums", "all-of-types", "all-of-objects", "all-of-arrays", "all-of-multiples",
+        "all-of-beside-siblings", "combinators-together", "ref-list-member", "ref-escaped", "ref-percent",
+        "ref-unicode", "ref-siblings", "ref-anchor", "ref-own-id", "ref-to-true-in-union", "not-false",
+        "if-alone", "then-alone", "number-multiple-unbounded", "number-multiple-of-two-and-a-half",
+        "object-open-explicit", "object-open-typed", "object-open-typed-quotes", "object-required-undeclared",
+        "object-required-undeclared-open", "object-min-with-required", "pattern-properties-unanchored",
+        "untyped-limits", "untyped-properties", "untyped-multiple", "all-of-base",
+    }
+)  # fmt: skip
 """Enforced cases that are refused where the backend is or may be xgrammar; the others held on xgrammar 0.2.8."""
 
 ACCEPTED_BY_XGRAMMAR = frozenset(
-    """
-    min-properties-optional max-properties-optional max-properties-zero too-many-optional never-exclusive-gap
-    never-items-false never-max-properties
-    """.split()
-)
+    {
+        "min-properties-optional", "max-properties-optional", "max-properties-zero", "too-many-optional",
+        "never-exclusive-gap", "never-items-false", "never-max-properties",
+    }
+)  # fmt: skip
 """Refused cases that xgrammar enforces, or, the last three, refuses by itself without naming a place."""
 
 

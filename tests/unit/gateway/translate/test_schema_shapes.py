@@ -126,7 +126,8 @@ def test_refused_shape(fields: dict[str, Any], param: str) -> None:
         ("regex", "(ab", False), ("regex", "a(?=b)", False), ("regex", r"(a)\1", False), ("regex", "a^", False),
         ("grammar", 'root ::= num ("+" num)*\nnum ::= [0-9]{1,2}', True), ("grammar", 'start: "a" | "b"', True),
         ("grammar", 'root ::= "a" tail', False), ("grammar", 'start: tail', False), ("grammar", 'x ::= "a"', False),
-        ("grammar", 'root ::= root "a"', False), ("grammar", 'root ::= "a" root', False), ("grammar", "nonsense", False),
+        ("grammar", 'root ::= root "a"', False), ("grammar", 'root ::= "a" root', False),
+        ("grammar", "nonsense", False),
         ("grammar", 'start: %json {"not": {}}', False),
         ("structural_tag", '{"structures": [], "triggers": []}', False),
     ],
@@ -166,7 +167,9 @@ def test_structural_tags_are_for_xgrammar_and_their_schemas_are_checked() -> Non
         type="structural_tag",
         format={
             "type": "triggered_tags", "triggers": ["<f"], "at_least_one": True,
-            "tags": [{"type": "tag", "begin": "<f>", "end": "</f>", "content": {"type": "json_schema", "json_schema": {}}}],
+            "tags": [
+                {"type": "tag", "begin": "<f>", "end": "</f>", "content": {"type": "json_schema", "json_schema": {}}}
+            ],
         },
     )  # fmt: skip
     assert json.loads(check(new, "xgrammar").engine_value()["structural_tag"])["format"]["tags"]
