@@ -33,9 +33,7 @@ def answer_to(request: dict[str, Any]) -> dict[str, Any]:
             return {"violation": violation(constraint, request["text"])}
         return {"rewritten": check(constraint, request["backend"]).rewritten}
     except ApiError as error:
-        return {
-            "error": {"status": error.status, "message": error.message, "param": error.param, "code": error.code}
-        }
+        return {"error": {"status": error.status, "message": error.message, "param": error.param, "code": error.code}}
 
 
 def serve(source: BinaryIO, sink: BinaryIO, deadline: float) -> None:

@@ -207,8 +207,7 @@ class _Parser:
                 self.at = name.end()
             elif any(self.peek(look) for look in ("?=", "?!", "?<=", "?<!")):
                 raise PatternError(
-                    f"look-around at position {start} cannot be enforced while generating; write the "
-                    "pattern without it"
+                    f"look-around at position {start} cannot be enforced while generating; write the pattern without it"
                 )
             else:
                 raise PatternError(f"the group at position {start} is no ECMA-262 syntax (flags are not)")

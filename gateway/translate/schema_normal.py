@@ -210,9 +210,7 @@ def pointer(path: Path) -> str:
 
 
 def _all_disjoint(document: Document, path: Path, count: int) -> bool:
-    return all(
-        disjoint(document, (*path, first), (*path, second)) for first in range(count) for second in range(first)
-    )
+    return all(disjoint(document, (*path, first), (*path, second)) for first in range(count) for second in range(first))
 
 
 def _rename(schema: Schema, old: str, new: str) -> None:

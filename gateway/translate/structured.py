@@ -77,9 +77,7 @@ def constraint_of(fields: Mapping[str, Any]) -> Constraint | None:
 
 def _response_format(value: Any, place: str) -> Constraint | None:
     if not isinstance(value, dict):
-        raise bad_request(
-            f'{place} must be an object such as {{"type": "json_object"}}, not {_a(value)}.', place
-        )
+        raise bad_request(f'{place} must be an object such as {{"type": "json_object"}}, not {_a(value)}.', place)
     kind = value.get("type")
     if kind == "text":
         _refuse_extra(value, place, ("type",))
