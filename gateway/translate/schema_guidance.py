@@ -25,6 +25,8 @@ from gateway.translate.schema_walk import Document, Path, Schema, at, children, 
 
 _END: Final = 256
 _FIRST_STEPS: Final = 3
+_LONGEST_EXCLUDED_NAME: Final = 64
+"""`patterns.none_of` nests a group per character, and the library's expressions nest about 80 of them."""
 _MAX_QUESTIONS: Final = 300
 """How often the library is asked to find one place; each costs under a millisecond on usual schemas."""
 
@@ -92,6 +94,12 @@ def check(document: Document) -> None:
             raise refuse(
                 document.place, (*path, "patternProperties"), "`patternProperties` can be enforced only beside "
                 "additionalProperties: false; add that."
+            )  # fmt: skip
+        longest = max((len(name) for name in schema.get("properties", ())), default=0)
+        if isinstance(schema.get("additionalProperties"), dict) and longest > _LONGEST_EXCLUDED_NAME:
+            raise refuse(
+                document.place, (*path, "additionalProperties"), "further members can be told from a declared name of "
+                f"at most {_LONGEST_EXCLUDED_NAME} characters; shorten the name, or set this to false."
             )  # fmt: skip
         missing = schema.get("minProperties", 0) - len(schema.get("required", ()))
         if missing > 1 and (named or open_object):

@@ -81,9 +81,9 @@ def _check_keywords(document: Document, path: Path, schema: Schema, draft: int) 
                     document.place, (*path, key), f"`{key}` means nothing in the draft that this schema is written "
                     "in; name another draft in $schema."
                 )  # fmt: skip
-        if key == "$id" and path and value:
+        if (key == "$id" or (key == "id" and draft == 4)) and path and value:
             raise refuse(
-                document.place, (*path, key), "a schema with its own $id inside another is not supported; move it "
+                document.place, (*path, key), "a schema with its own id inside another is not supported; move it "
                 "to $defs and refer to it as '#/$defs/NAME'."
             )  # fmt: skip
         if key in ("contentEncoding", "contentMediaType") and draft in (6, 7):
@@ -165,7 +165,7 @@ def rebuild(document: Document, *edits: Edit) -> Schema:
     def common(path: Path, schema: Schema) -> None:
         if path or str(schema.get("$schema", "")).rstrip("#") not in DRAFTS:
             schema.pop("$schema", None)
-        for key in ("$id", "$anchor"):
+        for key in ("$id", "id", "$anchor"):
             schema.pop(key, None)
         for key in list(schema):
             if _means_nothing(schema, key, schema[key]):

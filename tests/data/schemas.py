@@ -313,6 +313,8 @@ _ENFORCED: dict[str, Any] = {
     "schema-7-without-fragment": {"$schema": DRAFT_7.rstrip("#"), **DIGIT},
     "schema-6": {"$schema": DRAFT_6, **closed(a={"const": 1})},
     "schema-unknown-url": {"$schema": "https://example.org/dialect", **DIGIT},
+    "id-draft-4": {"$schema": DRAFT_4, "id": "https://example.org/s", **closed(a={"$ref": "#/definitions/n"}),
+                   "definitions": {"n": DIGIT}},
     "id-and-vocabulary": {"$id": "urn:example:1", **DIGIT},
     "not-false": {**DIGIT, "not": False},
     "if-alone": {**DIGIT, "if": {"maximum": 3}},
@@ -358,6 +360,7 @@ _ENFORCED_UNBOUNDED: dict[str, Any] = {
     "object-open-typed-quotes": {
         "type": "object", "properties": {'a"': DIGIT, "a\\": FLAG}, "additionalProperties": NULL,
     },
+    "object-open-long-name": {"type": "object", "properties": {"n" * 64: DIGIT}, "additionalProperties": NULL},
     "object-required-undeclared": {"type": "object", "required": ["x"], "additionalProperties": DIGIT},
     "object-required-undeclared-open": {"type": "object", "properties": {"a": FLAG}, "required": ["x"]},
     "object-map": {"type": "object", "additionalProperties": DIGIT},
@@ -489,6 +492,9 @@ _REFUSED: dict[str, tuple[Any, str]] = {
     "ref-to-value": ({**closed(a={"$ref": "#/$defs/x/enum/0"}), "$defs": {"x": {"enum": [{}]}}}, ".properties.a.$ref"),
     "ref-nested-id": ({**closed(a={"$ref": "#/$defs/x"}), "$defs": {"x": {"$id": "https://example.org/x", **FLAG}}},
                       ".$defs.x.$id"),
+    "ref-nested-id-draft-4": (
+        {"$schema": DRAFT_4, **closed(a={"id": "https://example.org/x", **FLAG})}, ".properties.a.id",
+    ),
     "ref-itself": ({"$ref": "#"}, ".$ref"),
     "ref-loop": ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
                  ".$defs.a.$ref"),
@@ -529,6 +535,9 @@ _REFUSED: dict[str, tuple[Any, str]] = {
                                 ".maxProperties"),
     "max-properties-zero": ({**closed("a", a=FLAG), "maxProperties": 0}, ".maxProperties"),
     "min-properties-of-map": ({"type": "object", "additionalProperties": DIGIT, "minProperties": 2}, ".minProperties"),
+    "additional-properties-beside-long-name": (
+        {"type": "object", "properties": {"n" * 65: DIGIT}, "additionalProperties": NULL}, ".additionalProperties",
+    ),
     "pattern-properties-open": ({"type": "object", "patternProperties": {"^a": DIGIT}}, ".patternProperties"),
     "pattern-properties-overlap": (
         {"type": "object", "patternProperties": {"^[a-c]$": DIGIT, "^[c-e]$": FLAG}, "additionalProperties": False},
@@ -594,7 +603,8 @@ REFUSED_BY_XGRAMMAR = frozenset(
         "all-of-beside-siblings", "combinators-together", "ref-list-member", "ref-escaped", "ref-percent",
         "ref-unicode", "ref-siblings", "ref-anchor", "ref-own-id", "ref-to-true-in-union", "not-false",
         "if-alone", "then-alone", "number-multiple-unbounded", "number-multiple-of-two-and-a-half",
-        "object-open-explicit", "object-open-typed", "object-open-typed-quotes", "object-required-undeclared",
+        "object-open-explicit", "object-open-typed", "object-open-long-name", "object-open-typed-quotes",
+        "object-required-undeclared",
         "object-required-undeclared-open", "object-min-with-required", "pattern-properties-unanchored",
         "untyped-limits", "untyped-properties", "untyped-multiple", "all-of-base",
     }
