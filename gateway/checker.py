@@ -13,6 +13,7 @@ import asyncio
 import logging
 import sys
 from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, Final
@@ -180,6 +181,8 @@ class Checker:
                 answer: dict[str, Any] = orjson.loads(await child.stdout.readexactly(size))
                 return answer
         except (asyncio.IncompleteReadError, ConnectionError):
+            with suppress(TimeoutError):  # it is about to be reaped; a signal to it would disturb that
+                await asyncio.wait_for(child.wait(), 1)
             await self._stop_child()
             raise _ChildGone from None
         except BaseException:  # a deadline or a cancellation leaves the answer on the pipe

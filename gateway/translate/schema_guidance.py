@@ -64,8 +64,8 @@ def _start(matcher: LLMatcher) -> str:
         if matcher.is_error() or matcher.is_accepting() or not mask:
             break
         matcher.consume_token((mask & -mask).bit_length() - 1)
-    nothing = matcher.stop_reason().startswith("NoExtension") and not matcher.is_accepting()
-    return "Unsatisfiable: no text matches" if nothing else matcher.get_error()
+    error = matcher.get_error()
+    return "Unsatisfiable: no text matches" if error.startswith("NoExtension") else error
 
 
 def matches(kind: str, text: str, answer: str) -> bool:
