@@ -21,15 +21,14 @@ from gateway.translate.schema_check import violation
 from gateway.translate.structured import Constraint
 from tests.data.schemas import PLACE, Case, load_schemas
 from tests.support.chat import events, joined
+from tests.support.places import is_near
 
 AT_A_TIME = 16
 SCHEMAS = load_schemas()
 ENFORCED = [case for case in SCHEMAS if case.expect == "enforced"]
 ON_SMOLLM2 = [case for case in ENFORCED if case.bounded][::5][:20]
-CASES = [
-    json.loads(line)
-    for line in (Path(__file__).parents[1] / "data" / "structured_output.jsonl").read_text(encoding="utf-8").splitlines()
-]
+CASE_FILE = Path(__file__).parents[1] / "data" / "structured_output.jsonl"
+CASES = [json.loads(line) for line in CASE_FILE.read_text(encoding="utf-8").splitlines()]
 # Several choices are refused for now, whatever constrains them.
 WITH_ONE_CHOICE = [case for case in CASES if case["request"].get("n", 1) == 1]
 
@@ -152,12 +151,6 @@ def test_the_kinds_of_input_that_broke_others(case: dict[str, Any], case_replies
     assert allowed & {"enforced", "accepted_unconstrained"}, reply
     if "enforced" in allowed:
         judge(case, reply)
-
-
-def is_near(param: str, place: str) -> bool:
-    """The place, one below it, or the one directly above it."""
-    steps, wanted = ([s for s in re.split(r"[.\[\]]+", p) if s] for p in (param, place))
-    return steps[: len(wanted)] == wanted or steps == wanted[:-1]
 
 
 RULES: dict[str, Callable[[str], bool]] = {

@@ -6,7 +6,6 @@ what comes out is validated against the client's schema.
 
 import json
 import random
-import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from gateway.openai.errors import ApiError
 from gateway.translate.schema_check import check, violation
 from gateway.translate.structured import FIELDS, Constraint, constraint_of
 from tests.data.schemas import ACCEPTED_BY_XGRAMMAR, PLACE, REFUSED_BY_XGRAMMAR, Case, load_schemas
+from tests.support.places import is_near
 from tests.support.walk import json_grammar, walk
 
 CASES = load_schemas()
@@ -36,14 +36,6 @@ def by_id(cases: list[Any]) -> Any:
 
 def constraint(case: Case) -> Constraint:
     return Constraint("json", case.schema, PLACE)
-
-
-def is_near(param: str | None, wanted: str) -> bool:
-    """The place itself, one below it, or the one directly above it."""
-    if param is None:
-        return False
-    param, wanted = (re.sub(r"\[(\d+)\]", r".\1", place) for place in (param, wanted))
-    return param == wanted or param.startswith(wanted + ".") or param == wanted.rpartition(".")[0]
 
 
 def obeys(schema: Any, text: str) -> bool:
