@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-from devtools import environments, lock, testing, up
+from devtools import lock, testing, up
 from devtools.errors import DevError
 from devtools.paths import home
 from devtools.stack import Ports
@@ -74,7 +74,6 @@ def _run(arguments: argparse.Namespace, rest: list[str]) -> int:
         case "lint":
             return testing.lint()
         case "setup":
-            environments.services()
             testing.set_up()
         case "lock":
             lock.renew()
@@ -107,5 +106,5 @@ def main() -> int:
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        print(f"./dev: The disk is full; make room for {home()}, or set TVS_HOME to a folder elsewhere.", file=sys.stderr)
+        print(f"./dev: The disk is full; make room in {home()}, or set TVS_HOME to another folder.", file=sys.stderr)
     return 1

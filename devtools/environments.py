@@ -5,9 +5,10 @@ another environment and never change this one. Packages come from whatever sourc
 """
 
 import re
-import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 from devtools import cache
 from devtools import engine as engine_extras
@@ -23,7 +24,6 @@ _FROM_LOCK = ("--no-deps", "--require-hashes", "--only-binary", ":all:", "--prog
 
 @dataclass(frozen=True)
 class Environment:
-    name: str
     folder: Path
 
     @property
@@ -34,50 +34,67 @@ class Environment:
         return self.folder / "bin" / name
 
 
+@dataclass(frozen=True)
+class _Recipe:
+    """How an environment is made. `extras` are steps after the packages, as code that counts as input."""
+
+    name: str
+    title: str
+    find_python: Callable[[], Python]
+    locks: tuple[str, ...]
+    extras: ModuleType | None = None
+
+    def folder(self, python: Python) -> Path:
+        inputs = [(LOCKS / lock).read_bytes() for lock in self.locks]
+        if self.extras is not None:
+            inputs.append(Path(str(self.extras.__file__)).read_bytes())
+        return home() / "envs" / f"{self.name}-{cache.key(python.version, str(python.executable), *inputs)}"
+
+
+_SERVICES = _Recipe("services", "Environment of the services", services_python, ("gateway.txt",))
+_DEV = _Recipe("dev", "Environment of tests and linters", services_python, ("dev.txt",))
+_ENGINE = _Recipe(
+    "engine", "Environment of the engine (vLLM and torch)", engine_python, ("torch.txt", "engine.txt"), engine_extras
+)
+
+
 def services() -> Environment:
     """The gateway and the mock engine."""
-    return _environment("services", services_python(), ("gateway.txt",))
+    return _ensure(_SERVICES)
 
 
 def dev() -> Environment:
     """The services' packages and what tests, linters and locks need."""
-    return _environment("dev", services_python(), ("dev.txt",))
+    return _ensure(_DEV)
 
 
 def engine() -> Environment:
     """vLLM with torch for the CPU, on the Python that Triton's stub was built for."""
-    return _environment("engine", engine_python(), ("torch.txt", "engine.txt"))
+    return _ensure(_ENGINE)
 
 
-def located_engine() -> Environment:
-    """Where `engine` is or would be, without making it."""
-    return Environment("engine", _folder("engine", engine_python(), ("torch.txt", "engine.txt")))
+def is_engine_made() -> bool:
+    return cache.is_made(_ENGINE.folder(engine_python()))
 
 
-def _folder(name: str, python: Python, locks: tuple[str, ...]) -> Path:
-    texts = [(LOCKS / lock).read_bytes() for lock in locks]
-    if name == "engine":
-        texts.append(Path(engine_extras.__file__).read_bytes())
-    return home() / "envs" / f"{name}-{cache.key(python.version, str(python.executable), *texts)}"
-
-
-def _environment(name: str, python: Python, locks: tuple[str, ...]) -> Environment:
-    folder = _folder(name, python, locks)
+def _ensure(recipe: _Recipe) -> Environment:
+    python = recipe.find_python()
+    folder = recipe.folder(python)
 
     def make(making: cache.Making) -> None:
         _make_venv(making, python)
-        for lock in locks:
+        for lock in recipe.locks:
             _install(making, LOCKS / lock)
-        if name == "engine":
-            engine_extras.finish(folder, python)
+        if recipe.extras is not None:
+            recipe.extras.finish(folder, python)
 
-    cache.ensure(folder, f"Python environment of the {name}", make)
-    return Environment(name, folder)
+    cache.ensure(folder, recipe.title, make)
+    return Environment(folder)
 
 
 def _make_venv(making: cache.Making, python: Python) -> None:
     making.say("venv")
-    command = [python.executable, "-I", "-m", "venv", making.folder]
+    command: list[str | Path] = [python.executable, "-I", "-m", "venv", making.folder]
     if run_logged(command, making.log, env=service_environment(), pass_fds=[making.lock]) != 0:
         raise DevError(f"{python.executable} could not make a virtual environment; see {making.log}.")
 
@@ -94,6 +111,8 @@ def _install(making: cache.Making, lock: Path) -> None:
             making.say(f"{lock.name}: {seen} of {packages}, {package}")
         elif found := re.match(r"\s+Downloading \S+ \((.*)\)", line):
             making.say(f"{lock.name}: {seen} of {packages}, {package} ({found[1]})")
+        elif "Retrying (" in line:
+            making.say(f"{lock.name}: {seen} of {packages}, {package}; the index does not answer, trying again")
         elif line.startswith("Installing collected packages"):
             making.say(f"{lock.name}: installing {packages} packages")
 
@@ -101,10 +120,10 @@ def _install(making: cache.Making, lock: Path) -> None:
 
 
 def run_pip(
-    arguments: list[str], making: cache.Making, lock: Path, on_line: "cache.Say", python: Path | None = None
+    arguments: list[str], making: cache.Making, lock: Path, on_line: cache.Say, python: Path | None = None
 ) -> None:
     """Runs the pip of `making`'s folder, or of `python`; a failure becomes one sentence that says what to do."""
-    command = [python or making.folder / "bin" / "python3", "-I", *_PIP, *arguments]
+    command: list[str | Path] = [python or making.folder / "bin" / "python3", "-I", *_PIP, *arguments]
     env = service_environment(PYTHONUNBUFFERED="1")
     if run_logged(command, making.log, on_line=on_line, env=env, pass_fds=[making.lock]) != 0:
         raise DevError(explain_pip(making.log.read_text(errors="replace"), lock) + f" (pip's log: {making.log})")
@@ -131,9 +150,11 @@ def explain_pip(output: str, lock: Path) -> str:
             "pip cannot reach its package index; check the network, or point pip to an index you can reach "
             "(PIP_INDEX_URL, or index-url in pip's configuration)."
         )
-    if missing and missing[1].startswith("torch=="):
+    if lock.name == "torch.txt" and (missing or "ResolutionImpossible" in output):
+        build = re.search(r"^torch==\S+", lock.read_text(), re.MULTILINE)
+        assert build is not None
         return (
-            f"pip's configured sources have no {missing[1]}; set PIP_EXTRA_INDEX_URL to PyTorch's CPU wheel index, "
+            f"pip's configured sources have no {build[0]}; set PIP_EXTRA_INDEX_URL to PyTorch's CPU wheel index, "
             "or PIP_FIND_LINKS to a folder that holds that wheel, and run this again."
         )
     if "DO NOT MATCH THE HASHES" in output:

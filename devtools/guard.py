@@ -1,18 +1,20 @@
 """Runs one command so that nothing of it can outlive its owner: `python -I guard.py GRACE [GLOB...] -- COMMAND...`.
 
 Rules, all of them here:
-- Standard input is a pipe whose other end only the owner holds. End of file means that the owner is gone, however it died.
+- Standard input is a pipe whose other end only the owner holds. End of file means that the owner is gone, however it
+  died.
 - This process is the subreaper of everything below it: a descendant whose parent dies becomes its child and cannot
-  escape, also when it made a session or a process group of its own, as vLLM's engine process does.
+  escape, also when it made a session or a process group of its own.
 - SIGTERM, SIGINT, SIGHUP or end of file: the command gets SIGTERM and GRACE seconds. SIGQUIT ends the wait at once.
-- When the command is gone, or the wait is over, every remaining descendant is killed and reaped. "No child left" from the
-  kernel is the proof that nothing remains; only then are the files that match GLOB removed, and this process exits with the
-  command's exit code (128 + signal number when a signal ended it).
+- When the command is gone, or the wait is over, every remaining descendant is killed and reaped. "No child left" from
+  the kernel is the proof that nothing remains. Only then are the files that match GLOB removed, and this process exits
+  with the command's exit code (128 + the signal's number when a signal ended it).
 - If this process itself is killed, the kernel kills the command (PR_SET_PDEATHSIG).
 
 Standard library only and no import of the project: it is started as a script by any Python.
 """
 
+import contextlib
 import ctypes
 import glob
 import os
@@ -58,10 +60,8 @@ def kill_descendants() -> None:
     """Kills and reaps everything below this process, which has to be a subreaper. Returns when nothing is left."""
     while True:
         for pid in descendants(os.getpid()):
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -120,13 +120,13 @@ def run(grace: float, leftovers: list[str], command: list[str]) -> int:
         if wait is not None and wait <= 0:
             break
         ready = select.select(watched, [], [], wait)[0]
-        requests = [number for number in os.read(wake_read, 4096) if number in _STOP_SIGNALS] if wake_read in ready else []
+        requests = [*os.read(wake_read, 4096)] if wake_read in ready else []
         if 0 in ready and not os.read(0, 4096):
             watched.remove(0)
             requests.append(signal.SIGTERM)
         if signal.SIGQUIT in requests:
             break
-        if requests and deadline is None:
+        if deadline is None and any(number in _STOP_SIGNALS for number in requests):
             os.kill(pid, signal.SIGTERM)
             deadline = time.monotonic() + grace
     kill_descendants()

@@ -35,12 +35,11 @@ def renew() -> None:
 def _renew(environment: environments.Environment, scratch: Path) -> None:
     def compile(lock: str, *arguments: str) -> None:
         with step(f"locks/{lock}"):
-            command = [environment.program("uv"), "pip", "compile", "--quiet", "--upgrade", "--generate-hashes"]
+            command = [str(environment.program("uv")), "pip", "compile", "--quiet", "--upgrade", "--generate-hashes"]
             result = subprocess.run(
                 [*command, "--no-header", "--no-annotate", *arguments],
                 cwd=ROOT,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                capture_output=True,
                 text=True,
             )
             if result.returncode != 0:

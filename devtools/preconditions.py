@@ -1,14 +1,13 @@
-"""What has to hold before anything is made or started. Each check raises DevError with one sentence that says what to do."""
+"""What has to hold before anything is made or started. A check that fails raises DevError: what it is, what to do."""
 
 import os
 import platform
 import re
 import shutil
-import socket
 from pathlib import Path
 
 from devtools.errors import DevError
-from devtools.stack import HOST, Ports
+from devtools.stack import Ports, answers, is_free
 
 GIB = 1024**3
 
@@ -36,7 +35,7 @@ def check_engine_platform() -> None:
         raise DevError(f"The engine needs a CPU with AVX2, which this one lacks; {_WITHOUT_ENGINE}.")
     name, version = platform.libc_ver()
     if name != "glibc":
-        raise DevError(f"The engine needs glibc 2.35 or newer and this system has another C library; {_WITHOUT_ENGINE}.")
+        raise DevError(f"The engine needs glibc 2.35 or newer; this system has another C library; {_WITHOUT_ENGINE}.")
     if tuple(map(int, version.split(".")[:2])) < _MINIMUM_GLIBC:
         raise DevError(
             f"The engine needs glibc 2.35 or newer (Ubuntu 22.04, Debian 12) and this is {version}; {_WITHOUT_ENGINE}."
@@ -82,11 +81,12 @@ def check_ports(ports: Ports, used: tuple[str, ...]) -> None:
             raise DevError(f"{seen[port]} and {flag} are both {port}; give each a port of its own.")
         seen[port] = flag
         try:
-            with socket.socket() as probe:
-                # As the servers do: a port in TIME_WAIT is free.
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind((HOST, port))
+            if not is_free(port):
+                raise DevError(f"Port {port} is taken; choose another with {flag}.")
         except PermissionError:
             raise DevError(f"Port {port} needs root; choose one above 1023 with {flag}.") from None
-        except OSError:
-            raise DevError(f"Port {port} is taken; choose another with {flag}.") from None
+
+
+def check_engine_answers(url: str) -> None:
+    if not answers(f"{url.rstrip('/')}/v2/health/ready"):
+        raise DevError(f"No Triton is ready at {url}; start it, or name the base URL of its HTTP port with --engine.")

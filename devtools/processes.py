@@ -84,9 +84,7 @@ class Service:
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as file:
-            self._process = _start(
-                command, env=env, cwd=cwd, stdout=file.fileno(), grace=grace, leftovers=leftovers
-            )
+            self._process = _start(command, env=env, cwd=cwd, stdout=file.fileno(), grace=grace, leftovers=leftovers)
 
     @property
     def exit_code(self) -> int | None:

@@ -48,7 +48,7 @@ class Step:
         while not self._stop.wait(0.2):
             now = time.monotonic()
             if self._terminal:
-                print(f"\r\x1b[K{self._line()[:_columns()]}", end="", file=self._out, flush=True)
+                print(f"\r\x1b[K{self._line()[: _columns()]}", end="", file=self._out, flush=True)
             elif now - self._last_plain >= PLAIN_INTERVAL:
                 self._last_plain = now
                 print(self._line(), file=self._out, flush=True)

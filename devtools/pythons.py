@@ -45,9 +45,7 @@ class Python:
 def probe(executable: str) -> Python | None:
     """What `executable` says of itself; None if it does not run or is no CPython."""
     try:
-        found = subprocess.run(
-            [executable, "-I", "-c", _PROBE], capture_output=True, text=True, timeout=30, check=True
-        )
+        found = subprocess.run([executable, "-I", "-c", _PROBE], capture_output=True, text=True, timeout=30, check=True)
         facts = json.loads(found.stdout)
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
@@ -89,6 +87,6 @@ def engine_python() -> Python:
     if problems:
         raise DevError(f"The engine cannot use this Python: {problems[0]}; install that and run this again.")
     raise DevError(
-        f"The engine needs CPython {ENGINE_VERSION} on PATH as python{ENGINE_VERSION}, with venv and its shared library; "
-        "install it and run this again, or start the mock engine with ./dev up --engine mock."
+        f"The engine needs CPython {ENGINE_VERSION} on PATH as python{ENGINE_VERSION}, with venv and its shared "
+        "library; install it and run this again, or start the mock engine with ./dev up --engine mock."
     )

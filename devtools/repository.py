@@ -12,7 +12,7 @@ SHIPPED = ROOT / "model_repository"
 
 
 def write_model(target: Path, deployment: str, model: Path, overrides: Mapping[str, Any]) -> None:
-    """Copies a shipped deployment into the repository `target`, with the model's real folder and changed engine arguments.
+    """Copies a shipped deployment into the repository `target`, with the model's folder and changed engine arguments.
 
     An override of None removes the argument.
     """

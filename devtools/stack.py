@@ -4,8 +4,9 @@
 """
 
 import os
-import shutil
+import random
 import re
+import shutil
 import socket
 import time
 import urllib.error
@@ -23,7 +24,24 @@ from devtools.pythons import engine_python
 
 HOST = "127.0.0.1"
 
+# How long loading the models may take.
+_LOAD_SECONDS = 600
+
 Say = Callable[[str], None]
+
+
+def is_free(port: int) -> bool:
+    """Whether a server can listen on this port of the loopback address. Raises PermissionError if it needs root."""
+    with socket.socket() as probe:
+        # As the servers do: a port in TIME_WAIT is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except PermissionError:
+            raise
+        except OSError:
+            return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -37,13 +55,17 @@ class Ports:
 
     @classmethod
     def free(cls) -> Self:
-        """Four ports that nothing listens on now."""
-        held = [socket.create_server((HOST, 0)) for _ in range(4)]
-        try:
-            return cls(*(one.getsockname()[1] for one in held))
-        finally:
-            for one in held:
-                one.close()
+        """Four ports that nothing listens on now.
+
+        From below the range that the kernel takes ports of outgoing connections from: a part may bind its port only
+        when the models are loaded.
+        """
+        found: list[int] = []
+        while len(found) < 4:
+            port = random.randrange(20000, 32000)
+            if port not in found and is_free(port):
+                found.append(port)
+        return cls(*found)
 
 
 @dataclass(frozen=True)
@@ -91,7 +113,7 @@ class Stack:
         return next(service for service in reversed(self.services) if service.name == name)
 
     def start(self, say: Say = lambda _: None) -> None:
-        """Starts every part and returns when all are ready. Raises DevError, with nothing left running, if one is not."""
+        """Starts every part; returns when all are ready. Raises DevError, with nothing left running, if one is not."""
         try:
             if self.state.exists():
                 shutil.rmtree(self.state)
@@ -150,7 +172,7 @@ class Stack:
             (self.state / folder).mkdir()
         ports = self.config.ports
         shared_memory = f"triton_vllm_stack_{os.getpid()}_{ports.triton_http}_"
-        command = [
+        command: list[str | Path] = [
             server / "bin" / "tritonserver",
             f"--model-repository={self.repository}",
             f"--backend-directory={self.state / 'backends'}",
@@ -164,6 +186,8 @@ class Stack:
             f"--metrics-port={ports.triton_metrics}",
             "--allow-gpu-metrics=false",
             f"--backend-config=python,shm-region-prefix-name={shared_memory}",
+            # Until the stub says that it lives, 30 s unless set: on a busy machine importing takes longer.
+            f"--backend-config=python,stub-timeout-seconds={_LOAD_SECONDS}",
             *self.config.engine_arguments,
         ]
         self._launch(
@@ -175,7 +199,7 @@ class Stack:
             grace=40,
             leftovers=(f"/dev/shm/{shared_memory}*",),
         )
-        self._await("triton", f"{self.triton_url}/v2/health/ready", 600, say)
+        self._await("triton", f"{self.triton_url}/v2/health/ready", _LOAD_SECONDS, say)
 
     def _start_gateway(self, say: Say) -> None:
         command = ["-m", "gateway", "--host", HOST, "--port", str(self.config.ports.gateway)]

@@ -2,7 +2,7 @@
 
 import os
 import subprocess
-import sys
+from pathlib import Path
 
 from devtools import environments, models, preconditions, triton, up
 from devtools.errors import DevError
@@ -19,6 +19,7 @@ _NO_TESTS = 5  # pytest's exit code when it selected nothing.
 def set_up() -> environments.Environment:
     """Makes everything that the tests use and that can be had on this machine; the developers' environment."""
     preconditions.check_linux()
+    environments.services()
     dev = environments.dev()
     models.tiny(dev.python)
     try:
@@ -35,22 +36,18 @@ def set_up() -> environments.Environment:
 
 
 def run_tests(tier: str | None, arguments: list[str]) -> int:
-    """Runs pytest in place of this process, so that signals and the terminal are pytest's own."""
+    """Runs pytest, the default tier in place of this process, so that signals and the terminal are pytest's own."""
     dev = set_up() if _needs_engine(arguments) else environments.dev()
-    if tier is None:
-        selection = ["-m", " and ".join(f"not {name}" for name in TIERS)]
-    else:
-        selection = ["-m", tier]
-    command = [str(dev.python), "-m", "pytest", *selection, *arguments]
+    selection = tier or " and ".join(f"not {name}" for name in TIERS)
+    command = [str(dev.python), "-m", "pytest", "-m", selection, "--durations=15", *arguments]
     os.chdir(ROOT)
-    if tier is not None:
-        code = subprocess.run(command, env=service_environment()).returncode
-        if code == _NO_TESTS:
-            note(f"There are no tests yet that {TIERS[tier]} (marker {tier}).")
-            return 0
-        return code
-    sys.stdout.flush()
-    os.execve(command[0], command, service_environment())
+    if tier is None:
+        os.execve(command[0], command, service_environment())
+    code = subprocess.run(command, env=service_environment()).returncode
+    if code == _NO_TESTS:
+        note(f"There are no tests yet that {TIERS[tier]} (marker {tier}).")
+        return 0
+    return code
 
 
 def _needs_engine(arguments: list[str]) -> bool:
@@ -64,10 +61,5 @@ def _needs_engine(arguments: list[str]) -> bool:
 def lint() -> int:
     """ruff and mypy over the checkout; 0 if both are content."""
     dev = environments.dev()
-    codes = []
-    for command in (
-        [dev.program("ruff"), "check", "."],
-        [dev.program("mypy")],
-    ):
-        codes.append(subprocess.run(command, cwd=ROOT, env=service_environment()).returncode)
-    return max(codes)
+    commands: list[list[str | Path]] = [[dev.program("ruff"), "check", "."], [dev.program("mypy")]]
+    return max(subprocess.run(command, cwd=ROOT, env=service_environment()).returncode for command in commands)

@@ -33,18 +33,20 @@ _CHAT_TEMPLATE = """\
 {{- '<|start|>assistant\\n' }}
 {%- endif %}"""
 
-_WORDS = """
-a about after all also an and any are as at back be because before between both but by can city colour come count country
-data date day do each early east end even every far few first for from garden get give go good green ground group half hand
-have he her here high home house how if in into is it its item just keep kind know land large last late leaf left light like
-line list little long look low made make man many map may mean measure model moment month more morning most mountain move
-name near need never new next night north not now number of off old on one only open order other our out over own page part
-people place plan plant point price question quick rain read red right river road round same say school sea second see
-sentence set she short side small so some south star state step still stone street such sun take tell than that the their
-them then there these they thing think this three through time to token tree true turn two under unit up use value very
-walk want warm water way we week well west what when where which while white who why wind window winter with word work
-world year yellow yes you young über café naïve señor straße Ωmega мир слово 世界 言葉 数 🌍 🎉
-""".split()
+_TEXT = """
+a about after all also an and any are as at back be because before between both but by can city colour come
+count country data date day do each early east end even every far few first for from garden get give go good
+green ground group half hand have he her here high home house how if in into is it its item just keep kind
+know land large last late leaf left light like line list little long look low made make man many map may mean
+measure model moment month more morning most mountain move name near need never new next night north not now
+number of off old on one only open order other our out over own page part people place plan plant point price
+question quick rain read red right river road round same say school sea second see sentence set she short side
+small so some south star state step still stone street such sun take tell than that the their them then there
+these they thing think this three through time to token tree true turn two under unit up use value very walk
+want warm water way we week well west what when where which while white who why wind window winter with word
+work world year yellow yes you young über café naïve señor straße Ωmega мир слово 世界 言葉 数 🌍 🎉
+"""
+_WORDS = _TEXT.split()
 
 
 def _corpus() -> list[str]:

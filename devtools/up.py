@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from devtools import cache, environments, guard, models, preconditions
+from devtools import environments, guard, models, preconditions
 from devtools.errors import DevError
 from devtools.paths import STATE, home
 from devtools.processes import Service
 from devtools.progress import note, step
-from devtools.stack import HOST, Ports, Stack, StackConfig, reason
+from devtools.stack import Ports, Stack, StackConfig, reason
 
 _SCHEMA = {
     "type": "object",
@@ -35,12 +35,16 @@ class Stopped(BaseException):
 def up(engine: str, ports: Ports, gateway_config: Path | None) -> int:
     """Runs until it is asked to stop (exit code 0) or a part ends by itself (DevError)."""
     real = engine == "triton"
-    used = ("gateway", "triton_http") if engine == "mock" else ("gateway",)
+    used: tuple[str, ...] = ("gateway",)
     preconditions.check_linux()
     if real:
         preconditions.check_engine_platform()
         preconditions.check_memory()
         used = ("gateway", "triton_http", "triton_grpc", "triton_metrics")
+    elif engine == "mock":
+        used = ("gateway", "triton_http")
+    else:
+        preconditions.check_engine_answers(engine)
     preconditions.check_ports(ports, used)
     config = StackConfig(
         engine=engine,
@@ -49,11 +53,12 @@ def up(engine: str, ports: Ports, gateway_config: Path | None) -> int:
         ports=ports,
     )
     guard.become_subreaper()
-    with _only_one(STATE / "up.lock"), _stop_signals():
+    state = STATE / f"up-{ports.gateway}"
+    with _only_one(state.with_suffix(".lock"), ports.gateway), _stop_signals():
         stack = None
         try:
             check_disk(real)
-            stack = Stack(config, STATE / "up", environments.services().python)
+            stack = Stack(config, state, environments.services().python)
             stack.prepare()
             with step(f"Starting the stack (logs in {_short(stack.state / 'logs')})") as say:
                 stack.start(say)
@@ -72,26 +77,20 @@ def up(engine: str, ports: Ports, gateway_config: Path | None) -> int:
 
 def check_disk(real: bool) -> None:
     """Raises if a set-up that is still to be done would not fit on the disk."""
-    if real and not cache.is_made(environments.located_engine().folder):
+    if real and not environments.is_engine_made():
         preconditions.check_disk(home(), preconditions.ENGINE_DISK)
     elif not home().exists():
         preconditions.check_disk(home(), preconditions.SERVICES_DISK)
 
 
 @contextmanager
-def _only_one(path: Path) -> Iterator[None]:
+def _only_one(path: Path, port: int) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+") as lock:
+    with path.open("wb") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            lock.seek(0)
-            raise DevError(
-                f"This checkout's stack is already up (process {lock.read().strip()}); stop that one first."
-            ) from None
-        lock.truncate(0)
-        lock.write(f"{os.getpid()}\n")
-        lock.flush()
+            raise DevError(f"Another ./dev up starts on port {port}; choose another with --port.") from None
         yield
 
 

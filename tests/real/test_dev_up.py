@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from devtools.stack import Ports
-from tests.support.dev import running_up, up_flags
+from tests.support.dev import running_up
 
 
 def _paste(command: str) -> str:
@@ -16,7 +16,7 @@ def _paste(command: str) -> str:
 
 @pytest.mark.usefixtures("engine_platform")
 def test_the_printed_commands_work_and_ctrl_c_leaves_nothing() -> None:
-    with running_up(*up_flags(Ports.free()), ready_within=240) as up:
+    with running_up(ports=Ports.free(), ready_within=240) as up:
         plain, streamed, schema = up.commands
         assert "Paris" in json.loads(_paste(plain))["choices"][0]["message"]["content"]
         events = [line.removeprefix("data: ") for line in _paste(streamed).splitlines() if line]

@@ -54,7 +54,8 @@ def test_the_tiny_tokenizer_and_template_both_write_a_bos(stack: Stack) -> None:
     code = (
         "import sys; from transformers import AutoTokenizer; t = AutoTokenizer.from_pretrained(sys.argv[1]);"
         "r = t.apply_chat_template([{'role': 'user', 'content': 'hi'}], tokenize=False, add_generation_prompt=True);"
-        "print(r.startswith(t.bos_token), t('hi').input_ids.count(t.bos_token_id), t(r).input_ids.count(t.bos_token_id))"
+        "counts = [t(text).input_ids.count(t.bos_token_id) for text in ('hi', r)];"
+        "print(r.startswith(t.bos_token), *counts)"
     )
     folder = models.tiny(Path(sys.executable))
     said = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=True)

@@ -1,23 +1,26 @@
 """Runs `./dev` as a person would, in a process of its own."""
 
 import os
+import shutil
 import signal
 import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from devtools import guard
-from devtools.paths import ROOT
+from devtools.paths import ROOT, STATE
 from devtools.stack import Ports
 
 
 @dataclass
 class Up:
-    """A running `./dev up`. `shown` is what it wrote so far: progress and the commands to paste."""
+    """A running `./dev up`, its state folder, and what it has shown so far: progress and the commands to paste."""
 
     process: "subprocess.Popen[str]"
+    state: Path
     shown: list[str] = field(default_factory=list)
     ready: threading.Event = field(default_factory=threading.Event)
 
@@ -39,6 +42,7 @@ class Up:
 
 
 def up_flags(ports: Ports) -> list[str]:
+    """Every port by its flag."""
     return [
         *("--port", str(ports.gateway)),
         *("--triton-http-port", str(ports.triton_http)),
@@ -48,17 +52,17 @@ def up_flags(ports: Ports) -> list[str]:
 
 
 @contextmanager
-def running_up(*flags: str, ready_within: float, **environment: str) -> Iterator[Up]:
-    """Starts `./dev up` and yields it when it has shown its commands."""
+def running_up(*flags: str, ports: Ports, ready_within: float, **environment: str) -> Iterator[Up]:
+    """Starts `./dev up` on `ports` and yields it when it has shown its commands."""
     process = subprocess.Popen(
-        [ROOT / "dev", "up", *flags],
+        [ROOT / "dev", "up", *up_flags(ports), *flags],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         env=os.environ | environment,
     )
-    up = Up(process)
+    up = Up(process, STATE / f"up-{ports.gateway}")
 
     def read() -> None:
         assert process.stdout is not None
@@ -79,6 +83,8 @@ def running_up(*flags: str, ready_within: float, **environment: str) -> Iterator
             process.send_signal(signal.SIGTERM)
             process.wait(60)
         reader.join()
+        shutil.rmtree(up.state, ignore_errors=True)
+        up.state.with_suffix(".lock").unlink(missing_ok=True)
 
 
 def run_dev(*arguments: str, timeout: float = 60, **environment: str) -> "subprocess.CompletedProcess[str]":

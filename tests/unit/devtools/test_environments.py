@@ -1,0 +1,79 @@
+"""What pip says when it fails, turned into what to do. Each text is asked of a real pip."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from devtools.environments import explain_pip
+from devtools.paths import LOCKS
+
+
+def pip_says(lock: Path, *arguments: str) -> str:
+    command = [sys.executable, "-m", "pip", "--isolated", "--retries", "1", "--no-cache-dir", "install", "--dry-run"]
+    command += ["--ignore-installed", "--no-deps", "--require-hashes", "--only-binary", ":all:", "-r", str(lock)]
+    # Without this machine's own settings.
+    env = os.environ | {"PIP_CONFIG_FILE": os.devnull}
+    ended = subprocess.run([*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+    assert ended.returncode != 0, ended.stdout
+    return ended.stdout
+
+
+@pytest.fixture
+def empty_index(tmp_path: Path) -> str:
+    (tmp_path / "empty").mkdir()
+    return f"file://{tmp_path}/empty"
+
+
+def test_no_cpu_build_of_torch(empty_index: str) -> None:
+    lock = LOCKS / "torch.txt"
+    said = explain_pip(pip_says(lock, "--index-url", empty_index), lock)
+    assert said.startswith("pip's configured sources have no torch==")
+    assert "PIP_EXTRA_INDEX_URL" in said
+
+
+def test_no_wheel_of_something_else(empty_index: str) -> None:
+    lock = LOCKS / "gateway.txt"
+    said = explain_pip(pip_says(lock, "--index-url", empty_index), lock)
+    assert said.startswith("pip's configured sources have no ")
+    assert "as a wheel" in said
+
+
+def test_an_unreachable_index() -> None:
+    lock = LOCKS / "gateway.txt"
+    said = explain_pip(pip_says(lock, "--index-url", "http://127.0.0.1:1/simple"), lock)
+    assert said.startswith("pip cannot reach its package index")
+
+
+def test_another_file_than_the_locked_one(tmp_path: Path) -> None:
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    (wheels / "thing-1.0-py3-none-any.whl").write_bytes(b"changed")
+    lock = tmp_path / "lock.txt"
+    lock.write_text(f"thing==1.0 --hash=sha256:{'0' * 64}\n")
+    said = explain_pip(pip_says(lock, "--no-index", "--find-links", str(wheels)), lock)
+    assert "is not the file that lock.txt names" in said
+
+
+def test_no_space() -> None:
+    assert "TVS_HOME" in explain_pip("ERROR: Could not install: [Errno 28] No space left on device", LOCKS / "dev.txt")
+
+
+def test_anything_else_is_quoted() -> None:
+    assert explain_pip("noise\nERROR: something odd\n", LOCKS / "dev.txt") == "pip failed: something odd"
+
+
+def test_the_locks_name_no_index() -> None:
+    for lock in LOCKS.glob("*.txt"):
+        text = lock.read_text()
+        assert "://" not in text, lock
+        assert "--hash=sha256:" in text, lock
+
+
+def test_the_dev_lock_holds_what_the_services_run() -> None:
+    def pinned(name: str) -> set[str]:
+        return {line.rstrip(" \\") for line in (LOCKS / name).read_text().splitlines() if "==" in line}
+
+    assert pinned("gateway.txt") <= pinned("dev.txt")
