@@ -70,6 +70,7 @@ def running_up(*flags: str, ports: Ports, ready_within: float, **environment: st
             up.shown.append(line)
             if len(up.commands) == 3:
                 up.ready.set()
+        process.wait()
         up.ready.set()
 
     reader = threading.Thread(target=read)
