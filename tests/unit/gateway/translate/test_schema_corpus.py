@@ -30,7 +30,7 @@ SHARED = [
 WALKS = 12
 
 
-def by_id(cases: list[Any]) -> Any:
+def by_id(cases: list[Any]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", cases, ids=lambda case: case["id"] if isinstance(case, dict) else case.id)
 
 
