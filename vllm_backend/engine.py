@@ -32,8 +32,8 @@ ENGINE_STOPPED = "the engine has stopped; unload the model and load it again."
 _NESTED = {"structured_outputs": StructuredOutputsParams, "repetition_detection": RepetitionDetectionParams}
 """The sampling parameters that are an object of vLLM's own."""
 
-_FIRST_TOKEN_TIMEOUT = 600.0
-"""Seconds for the very first token, in which kernels may still be compiled."""
+_FIRST_TOKEN_TIMEOUT = 120.0
+"""Seconds for the very first token. vLLM has compiled and warmed up its kernels by then."""
 
 _LIVENESS_INTERVAL = 0.5
 """Seconds between two looks at whether the engine still runs. Open requests learn of its end at once, without this."""
@@ -125,6 +125,11 @@ class Engine:
         try:
             engine = cls(llm, await llm.get_supported_tasks())
             await asyncio.wait_for(engine._generate_one_token(), _FIRST_TOKEN_TIMEOUT)
+        except TimeoutError:
+            llm.shutdown()
+            raise StartError(
+                f"vLLM's engine for {args.model} started but generated no token in {_FIRST_TOKEN_TIMEOUT:.0f} s."
+            ) from None
         except Exception as error:
             llm.shutdown()
             raise StartError(

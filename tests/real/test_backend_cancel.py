@@ -22,7 +22,7 @@ NARROW: dict[str, Any] = {
     # Two requests at a time, and prompts in small chunks: to queue and to prefill take as long as a test needs.
     "max_num_seqs": 2,
     "max_model_len": 8192,
-    "max_num_batched_tokens": 64,
+    "max_num_batched_tokens": 16,
     "enable_chunked_prefill": True,
     "enable_prefix_caching": False,
 }
