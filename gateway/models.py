@@ -24,7 +24,9 @@ _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
 class ServedModel:
     """What the gateway knows of one model. `grammar_backend` is empty where unknown; `no_chat` says, in
     a sentence for the client, why the model has no chat template. `added_bos` is the text that the
-    tokenizer itself puts before every prompt, empty where it puts none."""
+    tokenizer itself puts before every prompt, empty where it puts none. `max_model_len` is the context
+    length where settings or engine arguments say it; `trained_len` what the model's own configuration
+    says, which the engine may stretch or cut."""
 
     names: tuple[str, ...]
     triton_model: str
@@ -32,6 +34,7 @@ class ServedModel:
     no_chat: str
     grammar_backend: str
     max_model_len: int | None
+    trained_len: int | None
     defaults: Mapping[str, Any]
     added_bos: str
 
@@ -87,7 +90,8 @@ def _served(model: ModelSettings, engine: Mapping[str, Any]) -> ServedModel:
         template=template,
         no_chat=no_chat,
         grammar_backend=model.structured_outputs_backend or structured.get("backend") or "",
-        max_model_len=model.max_model_len or engine.get("max_model_len") or _context_length(folder),
+        max_model_len=model.max_model_len or _positive(engine.get("max_model_len")),
+        trained_len=_positive(_read_json(folder / "config.json").get("max_position_embeddings")) if folder else None,
         defaults=defaults,
         added_bos=added_bos,
     )
@@ -120,11 +124,9 @@ def _local_folder(engine: Mapping[str, Any]) -> Path | None:
     return None
 
 
-def _context_length(folder: Path | None) -> int | None:
-    if folder is None:
-        return None
-    length = _read_json(folder / "config.json").get("max_position_embeddings")
-    return length if isinstance(length, int) else None
+def _positive(value: Any) -> int | None:
+    # The engine takes -1 and "auto" too: then the length is not known here.
+    return value if type(value) is int and value > 0 else None
 
 
 def _read_json(file: Path) -> dict[str, Any]:

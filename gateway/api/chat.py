@@ -182,7 +182,7 @@ class ChatCompletions:
             sampling,
             constraint.engine_value() if constraint else None,
             add_special_tokens=bool(request.add_special_tokens),
-            max_model_len=model.max_model_len,
+            context_len=model.max_model_len or model.trained_len,
         )
         headers = warning_headers(warnings + prompt.warnings)
         return _Job(request, model, instance, backend, body, constraint, headers)

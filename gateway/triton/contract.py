@@ -69,12 +69,12 @@ def request_body(
     constraint: Mapping[str, Any] | None,
     *,
     add_special_tokens: bool,
-    max_model_len: int | None,
+    context_len: int | None,
 ) -> bytes:
     """The body of `POST /v2/models/M/generate_stream`.
 
     `sampling` holds `max_tokens`, None for the rest of the context; `constraint` is vLLM's
-    `structured_outputs` object.
+    `structured_outputs` object; `context_len` is the context length in tokens or an upper bound of it.
     """
     parameters = dict(sampling)
     inputs: dict[str, Any] = {
@@ -92,14 +92,14 @@ def request_body(
             parameters["structured_outputs"] = constraint
     else:
         if parameters["max_tokens"] is None:
-            if max_model_len is None:
+            if context_len is None:
                 raise bad_request(
                     "max_tokens is required for this model: its context length is not known to the gateway "
                     "(setting max_model_len).",
                     param="max_tokens",
                 )
             # The engine ends a request at the end of its context whatever the limit; absent would mean 16.
-            parameters["max_tokens"] = max_model_len
+            parameters["max_tokens"] = context_len
         if constraint is not None:
             # The stock backend wants JSON inside the JSON, and nothing but a string.
             parameters["structured_outputs"] = _dumps(constraint).decode()

@@ -88,7 +88,7 @@ class ScriptedConnections(Connections):
         return connection
 
 
-MODEL = ServedModel(("m",), "m", ChatTemplate("{{ messages[0].content }}", {}), "", "guidance", 100, {}, "")
+MODEL = ServedModel(("m",), "m", ChatTemplate("{{ messages[0].content }}", {}), "", "guidance", 100, None, {}, "")
 
 
 async def answer(raw: bytes, cuts: Iterable[int], *, stream: bool) -> tuple[int, bytes]:

@@ -57,7 +57,7 @@ def test_settings_win_over_the_repository(repository: Path) -> None:
 
 def test_a_remote_triton_needs_no_repository(tokenizer: Path) -> None:
     (model,) = served(models=[{"triton_model": "m", "tokenizer": tokenizer}])
-    assert (model.grammar_backend, model.max_model_len) == ("", 2048)
+    assert (model.grammar_backend, model.max_model_len, model.trained_len) == ("", None, 2048)
 
 
 def test_without_a_tokenizer_chat_is_refused_with_the_setting_to_give() -> None:
@@ -118,3 +118,11 @@ def test_wrong_models_are_one_sentence_each(tmp_path: Path, tokenizer: Path) -> 
     assert "tokenizer_config.json" in sentence(models=[{"triton_model": "m", "tokenizer": tokenizer}])
     write(tokenizer / "tokenizer_config.json", {"chat_template": "{% if %}"})
     assert "does not compile" in sentence(models=[{"triton_model": "m", "tokenizer": tokenizer}])
+
+
+@pytest.mark.parametrize("said", [-1, "auto", None, True])
+def test_a_context_length_that_only_the_engine_knows_is_not_guessed(said: Any, repository: Path) -> None:
+    file = repository / "m" / "2" / "model.json"
+    write(file, json.loads(file.read_text()) | {"max_model_len": said})
+    (model,) = served(model_repository=repository)
+    assert (model.max_model_len, model.trained_len) == (None, 2048)

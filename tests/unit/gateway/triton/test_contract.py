@@ -18,7 +18,7 @@ def body(backend: Backend, **changes: Any) -> tuple[dict[str, Any], dict[str, An
         "sampling": {"temperature": 0.5, "max_tokens": None},
         "constraint": None,
         "add_special_tokens": False,
-        "max_model_len": 4096,
+        "context_len": 4096,
     } | changes
     inputs = json.loads(contract.request_body(backend, **options))
     return inputs, json.loads(inputs.pop("sampling_parameters"))
@@ -52,7 +52,7 @@ def test_a_request_to_the_stock_backend_holds_nothing_that_breaks_it() -> None:
 
 def test_the_stock_backend_needs_a_limit() -> None:
     with pytest.raises(ApiError, match="max_model_len") as caught:
-        body(Backend.STOCK, max_model_len=None)
+        body(Backend.STOCK, context_len=None)
     assert (caught.value.status, caught.value.param) == (400, "max_tokens")
 
 
