@@ -144,6 +144,8 @@ def refusal_text(body: bytes) -> str:
 
 
 _OURS_ERROR = re.compile(r"(INVALID_ARG|UNAVAILABLE|INTERNAL)(?: ([^\s:]+))?: (.*)", re.DOTALL)
+# Triton's own words for a Python backend whose process has died.
+_STUB_IS_GONE = "is not healthy"
 _TOO_LONG = re.compile(r"maximum (?:context|model) length", re.IGNORECASE)
 _STOCK_CLIENT_FAULT = re.compile(
     r"Grammar error|Invalid grammar|not supported by xgrammar|must be|cannot", re.IGNORECASE
@@ -156,6 +158,8 @@ def error_from(text: str, backend: Backend) -> ApiError:
     Only this project's backend says whose fault it was (Triton's HTTP turns every code into 400), so
     its prefix is trusted from it alone.
     """
+    if _STUB_IS_GONE in text:
+        return unavailable("The engine is not running.")
     if backend is Backend.OURS:
         found = _OURS_ERROR.search(text)
         if found is None:

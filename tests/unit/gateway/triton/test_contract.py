@@ -108,6 +108,7 @@ def test_both_forms_of_a_refusal(body: bytes, text: str) -> None:
         ("INVALID_ARG prompt: 9 tokens are too many", 400, "messages", "messages: 9 tokens are too many"),
         ("[request id: x] INVALID_ARG prompt: too: long", 400, "messages", "messages: too: long"),
         ("UNAVAILABLE: The engine is dead.", 503, None, "The engine is dead."),
+        ("Stub process 'm_0_0' is not healthy.", 503, None, "The engine is not running."),
         ("INTERNAL: the json constraint failed", 500, None, "The engine failed: the json constraint failed."),
         ("Traceback (most recent call last): /opt/x.py", 500, None, "The engine failed: the inference server refused"),
     ],
