@@ -21,11 +21,14 @@ from devtools.errors import DevError
 from devtools.paths import ROOT
 from devtools.processes import Service, service_environment
 from devtools.pythons import engine_python
+from devtools.stub import ForgottenStub, StubWatch
 
 HOST = "127.0.0.1"
 
 # How long loading the models may take.
 _LOAD_SECONDS = 600
+# How often tritonserver is started if it forgets its stub.
+_ATTEMPTS = 2
 
 Say = Callable[[str], None]
 
@@ -168,8 +171,7 @@ class Stack:
         engine = environments.engine()
         self._write_models()
         repository.write_backends(self.state / "backends", server, ROOT / "vllm_backend")
-        for folder in ("metrics", "empty"):
-            (self.state / folder).mkdir()
+        (self.state / "empty").mkdir()
         ports = self.config.ports
         shared_memory = f"triton_vllm_stack_{os.getpid()}_{ports.triton_http}_"
         command: list[str | Path] = [
@@ -190,16 +192,30 @@ class Stack:
             f"--backend-config=python,stub-timeout-seconds={_LOAD_SECONDS}",
             *self.config.engine_arguments,
         ]
-        self._launch(
-            "triton",
-            command,
-            env=engine_environment(engine, self.state) | dict(self.config.engine_environment),
-            # The stub puts its working directory on sys.path, where a module of the wrong name would be found first.
-            cwd=self.state / "empty",
-            grace=40,
-            leftovers=(f"/dev/shm/{shared_memory}*",),
-        )
-        self._await("triton", f"{self.triton_url}/v2/health/ready", _LOAD_SECONDS, say)
+        metrics = self.state / "metrics"
+        for attempt in range(_ATTEMPTS):
+            metrics.mkdir()
+            self._launch(
+                "triton",
+                command,
+                env=engine_environment(engine, metrics) | dict(self.config.engine_environment),
+                # The stub puts its working directory on sys.path, where a module of the wrong name would be found.
+                cwd=self.state / "empty",
+                grace=40,
+                leftovers=(f"/dev/shm/{shared_memory}*",),
+            )
+            watch = StubWatch(self.service("triton"))
+            try:
+                self._await("triton", f"{self.triton_url}/v2/health/ready", _LOAD_SECONDS, say, watch.check)
+                return
+            except ForgottenStub:
+                if attempt + 1 == _ATTEMPTS:
+                    raise
+                say("waiting for triton, again: the machine is very busy")
+                forgotten = self.services.pop()
+                forgotten.kill()
+                forgotten.wait()
+                shutil.rmtree(metrics)
 
     def _start_gateway(self, say: Say) -> None:
         command = ["-m", "gateway", "--host", HOST, "--port", str(self.config.ports.gateway)]
@@ -213,8 +229,8 @@ class Stack:
     def _launch(self, name: str, command: list[str | Path], **options: Any) -> None:
         self.services.append(Service(name, command, self.state / "logs" / f"{name}.log", **options))
 
-    def _await(self, name: str, url: str, seconds: float, say: Say) -> None:
-        """Waits until `url` answers 200. Raises DevError if the service ends or `seconds` pass."""
+    def _await(self, name: str, url: str, seconds: float, say: Say, check: Callable[[], None] = lambda: None) -> None:
+        """Waits until `url` answers 200. Raises DevError if the service ends, `seconds` pass or `check` does."""
         say(f"waiting for {name}")
         service = self.service(name)
         deadline = time.monotonic() + seconds
@@ -223,12 +239,13 @@ class Stack:
                 raise DevError(f"{name} ended while starting: {reason(service)} (log: {service.log})")
             if answers(url):
                 return
+            check()
             if time.monotonic() > deadline:
                 raise DevError(f"{name} is not ready after {seconds:.0f} s: {reason(service)} (log: {service.log})")
             time.sleep(0.1)
 
 
-def engine_environment(engine: environments.Environment, state: Path) -> dict[str, str]:
+def engine_environment(engine: environments.Environment, metrics: Path) -> dict[str, str]:
     """The environment of tritonserver; its Python stub, and vLLM in it, inherit it."""
     return service_environment(
         # The stub's embedded Python finds its packages through the python3 on PATH; PYTHONPATH is ignored.
@@ -240,12 +257,10 @@ def engine_environment(engine: environments.Environment, state: Path) -> dict[st
         VLLM_NO_USAGE_STATS="1",
         # Without it the first request with logprobs compiles C++ for up to half a minute.
         TORCHDYNAMO_DISABLE="1",
-        # No worker process below the engine's: ready in half the time.
+        # The engine computes itself; otherwise it starts a worker process below it, even with the executor `uni`.
         VLLM_ENABLE_V1_MULTIPROCESSING="0",
-        # The worker would pin itself, and every thread it starts later, to one core.
-        VLLM_CPU_OMP_THREADS_BIND="nobind",
         # vLLM's registry writes its files here; only what stands in tritonserver's own environment counts.
-        PROMETHEUS_MULTIPROC_DIR=str(state / "metrics"),
+        PROMETHEUS_MULTIPROC_DIR=str(metrics),
     )
 
 

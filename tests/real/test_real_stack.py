@@ -1,16 +1,19 @@
 """The real stack as the dev tool starts and stops it."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import pytest
 
-from devtools import models
+from devtools import guard, models
 from devtools.errors import DevError
 from devtools.stack import Stack, StackConfig
 
@@ -18,7 +21,11 @@ FreshStack = Callable[[StackConfig], Stack]
 
 
 def _commands(pids: list[int]) -> dict[int, str]:
-    return {pid: Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode() for pid in pids}
+    found = {}
+    for pid in pids:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return found
 
 
 def _shared_memory() -> set[str]:
@@ -77,6 +84,32 @@ def test_a_killed_server_leaves_no_process_and_no_shared_memory(fresh_stack: Fre
     assert triton.wait() == 128 + signal.SIGKILL
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
     assert not regions & _shared_memory()
+
+
+@pytest.mark.long
+def test_a_stub_that_is_late_on_a_busy_machine_is_started_again(fresh_stack: FreshStack, tmp_path: Path) -> None:
+    # tritonserver waits one second for a stub's sign of life, then for ever for its end.
+    stopped: list[int] = []
+
+    def stop_one() -> None:
+        while not stopped:
+            time.sleep(0.2)
+            commands = _commands(guard.descendants(os.getpid()))
+            stopped.extend(
+                pid for pid, command in commands.items() if "python_backend_stub" in command.partition(" ")[0]
+            )
+        time.sleep(3)
+        os.kill(stopped[0], signal.SIGSTOP)
+        time.sleep(2.5)
+        os.kill(stopped[0], signal.SIGCONT)
+
+    busy = threading.Thread(target=stop_one)
+    busy.start()
+    own = fresh_stack(StackConfig(gateway=False))
+    busy.join()
+    assert httpx.get(f"{own.triton_url}/v2/health/ready").status_code == 200
+    assert stopped[0] not in own.service("triton").pids()
+    assert not Path(f"/proc/{stopped[0]}").exists()
 
 
 def test_a_model_that_cannot_load_ends_the_start_with_its_reason(fresh_stack: FreshStack) -> None:
