@@ -1,5 +1,7 @@
 """A client that goes away frees the engine within 100 ms, while it decodes, queues or prefills; the engine's death."""
 
+import contextlib
+import json
 import os
 import re
 import signal
@@ -10,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from devtools.models import TINY
@@ -73,7 +76,7 @@ def test_a_request_that_is_not_streamed(backend: Backend) -> None:
 
 @pytest.fixture(scope="module")
 def narrow(engine_platform: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    config = StackConfig(models={TINY: NARROW}, gateway=False)
+    config = StackConfig(models={TINY: NARROW})
     stack = Stack(config, tmp_path_factory.mktemp("narrow") / "stack", Path(sys.executable))
     stack.start()
     yield stack
@@ -113,6 +116,45 @@ def test_while_it_prefills(narrow_backend: Backend) -> None:
     assert {tokens for _, tokens in seen} == {0}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("when", ["queued", "prefill"])
+def test_a_client_of_the_gateway(when: str, stream: bool, narrow: Stack, narrow_backend: Backend) -> None:
+    """The same, from the other end: the client closes its connection to the gateway before any answer."""
+    content = "1 " * 3500 if when == "prefill" else "Hello"
+    body = {
+        "model": TINY,
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": 1000,
+        "ignore_eos": True,
+        "stream": stream,
+    }
+    log = narrow.service("triton").log
+    cancelled = "request '' cancelled by its client"
+    before = log.read_text(errors="replace").count(cancelled)
+    busy = {"id": "busy", "text_input": "Hello", "send_admission": True, "sampling_parameters": LONG}
+    with contextlib.ExitStack() as running:
+        if when == "queued":
+            # Held on to: a stream that nobody refers to is closed.
+            streams = [running.enter_context(narrow_backend.open(**busy)) for _ in range(2)]
+            for events in streams:
+                next(events)
+                next(events)
+        with (
+            httpx.Client(timeout=0.3) as client,
+            contextlib.suppress(httpx.ReadTimeout),
+            client.stream("POST", f"{narrow.url}/v1/chat/completions", json=body) as answer,
+        ):
+            # The head of a stream comes with the admission, a whole answer's at its end.
+            assert stream
+            assert answer.status_code == 200
+        give_up_at = time.monotonic() + 5
+        while log.read_text(errors="replace").count(cancelled) == before:
+            assert time.monotonic() < give_up_at
+            time.sleep(0.02)
+    line = [line for line in log.read_text(errors="replace").splitlines() if cancelled in line][-1]
+    assert "after 0 tokens" in line
+
+
 def test_a_seed_with_chunked_prefill_is_refused(narrow_backend: Backend) -> None:
     """It would end the engine: torch's generators on the CPU cannot be set back."""
     text = narrow_backend.refusal(text_input="Hello", sampling_parameters=sampling(seed=1))
@@ -126,19 +168,40 @@ def test_the_death_of_the_engine(narrow: Stack, narrow_backend: Backend) -> None
         for pid in narrow.service("triton").pids()
         if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"VLLM::EngineCore")
     ]
-    with narrow_backend.open(text_input="Hello", send_admission=True, sampling_parameters=LONG) as events:
+    chat = {"model": TINY, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4000, "ignore_eos": True}
+    with (
+        narrow_backend.open(text_input="Hello", send_admission=True, sampling_parameters=LONG) as events,
+        httpx.Client(base_url=narrow.url, timeout=30) as client,
+        client.stream("POST", "/v1/chat/completions", json=chat | {"stream": True}) as answer,
+    ):
         next(events)
         next(events)
+        lines = answer.iter_lines()
+        next(lines)
         os.kill(engine, signal.SIGKILL)
         killed = time.monotonic()
         last = list(events)[-1]
         took = time.monotonic() - killed
+        end = [line for line in lines if line][-2:]
     assert last == {"error": "UNAVAILABLE: the engine has stopped; unload the model and load it again."}
     assert took < 5
+    # A client of the gateway sees an explicit error in its stream, then real statuses.
+    assert json.loads(end[0].removeprefix("data: "))["error"]["code"] == "engine_unavailable"
+    assert end[1] == "data: [DONE]"
+    refused = httpx.post(f"{narrow.url}/v1/chat/completions", json=chat, timeout=30)
+    assert (refused.status_code, "retry-after" in refused.headers) == (503, True)
     narrow_backend.wait_for_log(f"the engine of model {TINY} has stopped")
     while narrow_backend.is_ready:
         assert time.monotonic() < killed + 10
         time.sleep(0.05)
+    assert httpx.get(f"{narrow.url}/health/live").status_code == 200
+    while httpx.get(f"{narrow.url}/health/ready").status_code != 503:
+        assert time.monotonic() < killed + 20
+        time.sleep(0.05)
     narrow_backend.load()
     assert narrow_backend.is_ready
     assert narrow_backend.generate(text_input="Hello")["text_output"].startswith("Hello")
+    while httpx.get(f"{narrow.url}/health/ready").status_code != 200:
+        assert time.monotonic() < killed + 120
+        time.sleep(0.05)
+    assert httpx.post(f"{narrow.url}/v1/chat/completions", json=chat | {"max_tokens": 1}, timeout=30).status_code == 200
