@@ -28,7 +28,7 @@ from gateway.api.http import (
 from gateway.checker import Checker
 from gateway.models import ServedModel
 from gateway.openai import sse
-from gateway.openai.errors import ApiError, bad_request
+from gateway.openai.errors import ApiError, bad_request, unavailable
 from gateway.openai.fields import CHAT, judge_extras
 from gateway.openai.schema import ChatRequest, StreamOptions, parse_chat
 from gateway.output.answer import Answer
@@ -168,7 +168,7 @@ class ChatCompletions:
             constraint = await self._check(constraint, model)
         instance = choose(self._instances, model.triton_model)
         if instance is None:
-            raise contract.unavailable(self._why_not_ready(model))
+            raise unavailable(self._why_not_ready(model))
         backend = instance.backends[model.triton_model]
         text = prompt.text
         if backend is Backend.STOCK:

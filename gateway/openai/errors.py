@@ -21,6 +21,10 @@ _TYPES = {
 }
 
 
+# A model that was lost is loaded again in some tens of seconds; a client that asks every five is no burden.
+_RETRY_AFTER_S = "5"
+
+
 class ApiError(Exception):
     """A refusal or failure as the client sees it.
 
@@ -65,3 +69,13 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
 def not_supported_yet(what: str, param: str | None = None) -> ApiError:
     """Something known whose feature is still to come: refused, never dropped. `param` is `what` unless given."""
     return bad_request(f"{what} is not supported yet; remove it.", param or what, "unsupported_parameter")
+
+
+def unavailable(message: str) -> ApiError:
+    """No engine can answer now; the same request may succeed in a moment."""
+    return ApiError(503, message, code="engine_unavailable", headers={"retry-after": _RETRY_AFTER_S})
+
+
+def internal_error(reason: str) -> ApiError:
+    """The engine's fault; `reason` continues the sentence."""
+    return ApiError(500, f"The engine failed: {reason.removesuffix('.')}.", code="engine_error")

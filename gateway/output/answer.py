@@ -1,7 +1,7 @@
 """What an answer has come to so far: text, finish reason, token counts. Incremental, no I/O."""
 
-from gateway.openai.errors import ApiError
-from gateway.triton.contract import Delta, internal_error, unavailable
+from gateway.openai.errors import ApiError, internal_error, unavailable
+from gateway.triton.contract import Delta
 
 # The finish reasons that a client may see as they are; an engine's other ends are errors.
 _TRUTHFUL = {"stop", "length"}

@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from gateway.openai.errors import ApiError, bad_request
+from gateway.openai.errors import ApiError, bad_request, internal_error, unavailable
 
 # Triton's release 26.01 is server version 2.65; a minor version is a month.
 _OLDEST_STOCK = (2, 65)
 _OLDEST_STOCK_RELEASE = "26.01"
-RETRY_AFTER_S = "5"
 
 
 class Backend(StrEnum):
@@ -190,11 +189,3 @@ def _client_param(place: str | None) -> str | None:
         return "messages"
     name = place.removeprefix("sampling_parameters.")
     return "vllm_xargs" + name.removeprefix("extra_args") if name.startswith("extra_args") else name
-
-
-def unavailable(message: str) -> ApiError:
-    return ApiError(503, message, code="engine_unavailable", headers={"retry-after": RETRY_AFTER_S})
-
-
-def internal_error(reason: str) -> ApiError:
-    return ApiError(500, f"The engine failed: {reason}.".replace("..", "."), code="engine_error")

@@ -6,17 +6,15 @@ of open requests while it is open.
 
 import logging
 
-from gateway.openai.errors import ApiError
+from gateway.openai.errors import ApiError, internal_error, unavailable
 from gateway.routing.instances import Instance
 from gateway.triton.contract import (
     Backend,
     Delta,
     UpstreamError,
     error_from,
-    internal_error,
     parse_response,
     refusal_text,
-    unavailable,
 )
 from gateway.triton.generate import BrokenConnection, ConnectError
 
