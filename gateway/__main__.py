@@ -9,10 +9,9 @@ import sys
 # transformers is used for its chat-template code alone; it must not tell every start that torch is absent.
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-import uvicorn
-
 from gateway import logs
 from gateway.app import Gateway
+from gateway.server import serve
 from gateway.settings import Settings, SettingsError, load
 
 
@@ -29,18 +28,7 @@ def main() -> int:
     log = logging.getLogger("gateway")
     log.info("effective settings", extra={"settings": settings.effective()})
     log.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
-    config = uvicorn.Config(
-        gateway,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        # Longer than the usual 60 s of proxies and SDK pools, so that the client's side closes first.
-        timeout_keep_alive=75,
-        # Without it one open stream would keep the process alive for ever after SIGTERM.
-        timeout_graceful_shutdown=settings.shutdown_timeout,
-        lifespan="on",
-    )
-    uvicorn.Server(config).run(sockets=[listener])
+    serve(gateway, listener, settings)
     return 0
 
 

@@ -28,6 +28,17 @@ from gateway.triton.control import Control
 from gateway.triton.generate import Connections
 
 _CHAT = "/v1/chat/completions"
+# 422 is FastAPI's own answer to a wrong body; here it is 400, made by the route that stands ahead.
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"description": "Not JSON, or a field that is wrong, unsupported or would not be enforced; `param` names it"},
+    404: {"description": "Unknown model"},
+    408: {"description": "The body took too long"},
+    413: {"description": "The body is too large"},
+    429: {"description": "Too many open requests; see Retry-After"},
+    500: {"description": "The engine or the gateway failed"},
+    503: {"description": "No engine can answer now; see Retry-After"},
+    504: {"description": "The deadline passed"},
+}
 _LATER = ("/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/moderations", "/v1/images/generations")
 
 
@@ -76,6 +87,7 @@ class Gateway:
             description="OpenAI-compatible API in front of Triton Inference Server and vLLM. Every field that is "
             "accepted reaches the engine, is done by the gateway, or is refused.",
             lifespan=self._lifespan,
+            redirect_slashes=False,
         )
         app.add_exception_handler(ApiError, _on_api_error)
         app.add_exception_handler(HTTPException, _on_http_exception)
@@ -91,7 +103,7 @@ class Gateway:
                 "max_model_len": model.max_model_len,
             }
 
-        @app.post(_CHAT, summary="Create a chat completion", response_class=JSONResponse)
+        @app.post(_CHAT, summary="Create a chat completion", response_class=JSONResponse, responses=_ERRORS)
         async def chat_completions(request: ChatRequest) -> Response:
             raise AssertionError("the generate routes stand ahead of FastAPI")
 
@@ -111,10 +123,12 @@ class Gateway:
                 code="model_not_found",
             )
 
+        @app.head("/health/live", include_in_schema=False)
         @app.get("/health/live", summary="Is the process alive?")
         async def live() -> dict[str, str]:
             return {"status": "live"}
 
+        @app.head("/health/ready", include_in_schema=False)
         @app.get("/health/ready", summary="Can any model be served?")
         async def ready(response: Response) -> dict[str, Any]:
             states = {model.names[0]: self._state(model) for model in self._models}
@@ -132,6 +146,9 @@ class Gateway:
             async def later(request: Request) -> Response:
                 raise not_supported_yet(request.url.path)
 
+        for operation in app.openapi()["paths"].values():
+            for method in operation.values():
+                method["responses"].pop("422", None)
         return app
 
     def _state(self, model: ServedModel) -> str:

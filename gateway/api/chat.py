@@ -5,6 +5,7 @@ that goes away, a deadline and an engine that is gone are seen at once, for whol
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 import uuid
@@ -52,6 +53,9 @@ _CONSTRAINT_FIELDS = (
     "guided_grammar",
 )
 _GONE_STATUS = 499
+# Past the deadline, for the client to take the error. One that does not read is let go then.
+_DEADLINE_GRACE_S = 2.0
+_LAST_WORD_S = 1.0
 
 
 @dataclass(slots=True)
@@ -80,29 +84,41 @@ class ChatCompletions:
         self._open: dict[str, int] = dict.fromkeys((m.triton_model for m in models.values()), 0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            body = await read_body(scope, receive, self._settings.max_body_bytes)
-        except ClientGone:
-            return
-        except ApiError as error:
-            metrics.requests_total.labels("", error.status).inc()
-            await send_error(send, error)
-            return
-        started = time.monotonic()
+        deadline = asyncio.get_running_loop().time() + self._settings.request_timeout
         name = ""
         try:
+            async with asyncio.timeout_at(deadline):
+                body = await read_body(scope, receive, self._settings.max_body_bytes)
+            started = time.monotonic()
             request = parse_chat(body)
             model = self._model(request.model)
             name = model.names[0]
             with self._admitted(model):
-                status = await self._answer(request, model, started, receive, send)
+                async with asyncio.timeout_at(deadline + _DEADLINE_GRACE_S):
+                    status = await self._answer(request, model, started, deadline, receive, send)
+        except ClientGone:
+            status = _GONE_STATUS
         except ApiError as error:
             status = error.status
             await send_error(send, error)
+        except TimeoutError:
+            status = await self._timed_out(name, send)
+        except asyncio.CancelledError:
+            # The server ends its tasks when the time to drain is over; streams have said so to their clients.
+            status = _GONE_STATUS
         except Exception:
             status = 500
             await send_error(send, _bug())
         metrics.requests_total.labels(name, status).inc()
+
+    async def _timed_out(self, name: str, send: Send) -> int:
+        """The body did not come in time, or the client did not take its answer, past every deadline."""
+        if name:
+            _log.info("a client of model %s stopped reading; its connection is closed", name)
+            return _GONE_STATUS
+        error = ApiError(408, f"The body took longer than {self._settings.request_timeout:g} s.", code="body_timeout")
+        await send_error(send, error)
+        return error.status
 
     def _model(self, name: str) -> ServedModel:
         model = self._models.get(name)
@@ -126,15 +142,20 @@ class ChatCompletions:
         return _InFlight(self._open, model)
 
     async def _answer(
-        self, request: ChatRequest, model: ServedModel, started: float, receive: Receive, send: Send
+        self,
+        request: ChatRequest,
+        model: ServedModel,
+        started: float,
+        deadline: float,
+        receive: Receive,
+        send: Send,
     ) -> int:
         """Answer one request; returns the status that the client saw. An `ApiError` that is raised has
-        not been sent."""
+        not been sent. `deadline` is in the loop's time."""
         job = await self._prepare(request, model)
         generation = Generation(job.instance, model.triton_model, job.body)
         watcher = watch_client(receive, lambda: generation.cancel(ClientGone()))
-        left = started + self._settings.request_timeout - time.monotonic()
-        deadline = asyncio.get_running_loop().call_later(left, generation.cancel, self._too_late())
+        alarm = asyncio.get_running_loop().call_at(deadline, generation.cancel, self._too_late())
         answer = Answer()
         try:
             await generation.open()
@@ -150,7 +171,7 @@ class ChatCompletions:
         finally:
             generation.close()
             watcher.cancel()
-            deadline.cancel()
+            alarm.cancel()
             metrics.prompt_tokens_total.labels(model.names[0]).inc(answer.prompt_tokens)
             metrics.completion_tokens_total.labels(model.names[0]).inc(answer.completion_tokens)
             metrics.request_seconds.labels(model.names[0]).observe(time.monotonic() - started)
@@ -230,6 +251,13 @@ class ChatCompletions:
             await sink.write(events.finish(reason, answer.prompt_tokens, answer.completion_tokens))
         except ApiError as error:
             await sink.write(sse.error_event(error))
+        except asyncio.CancelledError:
+            # The time to drain is over, or the client does not read: then not even this gets through.
+            with contextlib.suppress(TimeoutError, OSError):
+                async with asyncio.timeout(_LAST_WORD_S):
+                    await sink.write(sse.error_event(unavailable("The gateway is shutting down.")))
+                    await sink.end()
+            raise
         except (ClientGone, OSError):
             raise
         except Exception:
@@ -244,7 +272,7 @@ class ChatCompletions:
         reason = answer.check_finished(job.constraint.kind if job.constraint else None)
         text = answer.text
         headers = job.headers
-        if job.constraint is not None and reason == "stop":
+        if job.constraint is not None and reason == "stop" and not _may_be_cut(job.request):
             headers = [*headers, *await self._violation(job.constraint, text, job.model)]
         counts = sse.usage(answer.prompt_tokens, answer.completion_tokens)
         await send_json(send, 200, sse.chat_completion(*_identity(job), text, reason, counts), headers)
@@ -268,6 +296,11 @@ def _bug() -> ApiError:
     """For an exception that nobody foresaw: its trace goes to the log, a plain sentence to the client."""
     _log.exception("a request met an unexpected failure")
     return ApiError(500, "The gateway failed; the cause is in its log.", code="gateway_error")
+
+
+def _may_be_cut(request: ChatRequest) -> bool:
+    """Whether the client's own stop condition may have ended the answer in the middle of what it has to obey."""
+    return bool(request.stop or request.stop_token_ids)
 
 
 def _identity(job: _Job) -> tuple[str, int, str]:

@@ -56,7 +56,7 @@ class AsgiSink:
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     """The whole body. Raises a 413 before the rest of a body over `limit` bytes is read, `ClientGone`."""
     for name, value in scope["headers"]:
-        if name == b"content-length" and value.isdigit() and int(value) > limit:
+        if name == b"content-length" and value.isdigit() and (len(value) > 20 or int(value) > limit):
             raise _too_large(limit)
     parts: list[bytes] = []
     size = 0

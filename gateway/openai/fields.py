@@ -64,6 +64,9 @@ def _ignored(name: str, note: str, only: tuple[Any, ...] | None = None) -> Field
     return Field(name, Fate.IGNORED, Origin.OPENAI, note, only=only)
 
 
+# Of members that are neither forwarded nor done; the table itself has fewer.
+_MAX_EXTRAS = 200
+
 _O, _V, _L = Origin.OPENAI, Origin.VLLM, Origin.LEGACY
 
 _CHAT_FIELDS = (
@@ -119,10 +122,10 @@ _CHAT_FIELDS = (
     _later("n", _O, "Several choices.", 1),
     _later("logprobs", _O, "Log probabilities of the sampled tokens.", False),
     _later("top_logprobs", _O, "The best-ranked alternatives.", 0),
-    _later("tools", _O, "Tools that the model may call."),
+    _later("tools", _O, "Tools that the model may call.", []),
     _later("tool_choice", _O, "Which tool is called.", "none"),
-    _later("parallel_tool_calls", _O, "Several calls in one answer."),
-    _later("functions", _O, "The older form of tools."),
+    _later("parallel_tool_calls", _O, "Several calls in one answer; without tools it asks for nothing.", True, False),
+    _later("functions", _O, "The older form of tools.", []),
     _later("function_call", _O, "The older form of tool_choice.", "none"),
     _later("reasoning_effort", _O, "How long a reasoning model thinks."),
     _later("thinking_token_budget", _V, "A limit on a reasoning model's thinking."),
@@ -176,6 +179,8 @@ def judge_extras(extras: Mapping[str, Any], table: Mapping[str, Field], *, stric
     Returns the warnings for the `x-gateway-warning` header; raises a 400 for a field that is refused
     and, with `strict`, for one that no API knows. `null` is the same as absent.
     """
+    if len(extras) > _MAX_EXTRAS:
+        raise bad_request(f"The body has {len(extras)} fields that this API does not know; remove them.")
     warnings: list[str] = []
     for name, value in extras.items():
         if value is None:

@@ -16,6 +16,13 @@ from gateway.openai.errors import ApiError, bad_request
 
 _INT64 = 2**63
 
+# A request is parsed on the event loop. Lists end at their first mistake, since a report on each of a
+# million wrong elements would hold the loop for half a minute; and they have a length that no real request
+# comes near. For the same reason the members of objects are looked at elsewhere, one by one.
+_MAX_MESSAGES = 10_000
+_MAX_ITEMS = 10_000
+_MAX_PARTS = 1_000
+
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 NonEmpty = Annotated[str, Field(min_length=1)]
 
@@ -31,8 +38,10 @@ class ContentPart(_Body):
 
 
 class Message(_Body):
+    """One message; what is not typed here is judged when it is rendered."""
+
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[ContentPart] | None = None
+    content: str | Annotated[list[ContentPart], Field(max_length=_MAX_PARTS, fail_fast=True)] | None = None
     name: str | None = None
 
 
@@ -48,7 +57,7 @@ class ChatRequest(_Body):
     """`POST /v1/chat/completions`. `None` is the same as absent for every field."""
 
     model: NonEmpty
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=_MAX_MESSAGES, fail_fast=True)]
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
@@ -66,27 +75,28 @@ class ChatRequest(_Body):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     seed: Annotated[int, Field(ge=-_INT64, lt=_INT64)] | None = None
-    stop: NonEmpty | list[NonEmpty] | None = None
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    stop: NonEmpty | Annotated[list[NonEmpty], Field(max_length=_MAX_ITEMS, fail_fast=True)] | None = None
+    logit_bias: dict[str, Any] | None = None
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0)] | None = None
     min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=_MAX_ITEMS, fail_fast=True)] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
-    bad_words: list[NonEmpty] | None = None
-    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None
+    bad_words: Annotated[list[NonEmpty], Field(max_length=_MAX_ITEMS, fail_fast=True)] | None = None
+    # As many as a vocabulary has.
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=1_000_000, fail_fast=True)] | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
-    vllm_xargs: dict[str, str | int | float | list[str | int | float]] | None = None
+    vllm_xargs: dict[str, Any] | None = None
     stream_interval: Annotated[int, Field(ge=1, lt=2**31)] | None = None
 
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, Any]] | None = None
+    documents: Annotated[list[dict[str, Any]], Field(max_length=_MAX_ITEMS, fail_fast=True)] | None = None
 
 
 def parse_chat(body: bytes) -> ChatRequest:
@@ -155,6 +165,8 @@ def _reason(error: ErrorDetails) -> str:
     kind = error["type"]
     if kind in ("string_too_short", "too_short"):
         return "not be empty"
+    if kind == "too_long":
+        return f"hold at most {error['ctx']['max_length']} elements"
     return "be " + _TYPE_NAMES.get(kind, error["msg"].removeprefix("Input should be "))
 
 

@@ -19,3 +19,8 @@ class Instance:
     backends: dict[str, Backend] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     in_flight: int = 0
+
+    def take_out(self, reason: str) -> None:
+        """It cannot be reached: no request goes there until a probe finds it again."""
+        self.reasons |= dict.fromkeys(self.backends, reason)
+        self.backends = {}

@@ -5,6 +5,7 @@ refused or warned about, never dropped: content other than text, roles that belo
 that the template does not read.
 """
 
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,9 +19,22 @@ from transformers.utils.chat_template_utils import _compile_jinja_template, rend
 from gateway.openai.errors import bad_request, not_supported_yet
 from gateway.openai.schema import ChatRequest, ContentPart, Message
 
+_log = logging.getLogger(__name__)
+
 _LATER_PARTS = {"image_url", "input_audio", "file", "video_url", "audio_url", "image", "image_embeds"}
 _LATER_MEMBERS = ("tool_calls", "tool_call_id", "function_call", "reasoning", "reasoning_content", "audio", "refusal")
-_RESERVED = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template"}
+# What `render_jinja_template` and the template take as their own.
+_RESERVED = {
+    "add_generation_prompt",
+    "chat_template",
+    "continue_final_message",
+    "conversations",
+    "documents",
+    "messages",
+    "return_assistant_tokens_mask",
+    "self",
+    "tools",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +79,10 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             # raise_exception of the template's author, such as "roles must alternate".
             raise bad_request(f"The model's chat template refused the messages: {error}", param="messages") from None
-        except (ValueError, TypeError) as error:
-            raise bad_request(f"The model's chat template could not be rendered: {error}", param="messages") from None
+        except Exception as error:
+            # A template is a program: with messages that its author did not think of it fails in any way.
+            _log.info("a chat template failed: %r", error)
+            raise bad_request("The model's chat template cannot show these messages.", param="messages") from None
         return Prompt(rendered[0][0], warnings)
 
     def _options(self, request: ChatRequest, warnings: list[str]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ the defaults. Defaults are the model's own (`generation_config.json`), as vLLM's
 nothing is invented: a parameter that neither the client nor the model names is left to the engine.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,7 +51,8 @@ def sampling_parameters(request: ChatRequest, defaults: Mapping[str, Any], max_m
     limit = _limit(request, max_model_len)
     parameters["max_tokens"] = limit if limit is not None else defaults.get("max_tokens")
     _check_min_tokens(parameters)
-    _check_token_ids(request)
+    _check_logit_bias(request.logit_bias or {})
+    _check_xargs(request.vllm_xargs or {})
     return parameters
 
 
@@ -89,9 +91,19 @@ def _check_min_tokens(parameters: Mapping[str, Any]) -> None:
         raise bad_request(f"min_tokens is {low}, above max_tokens, which is {high}.", param="min_tokens")
 
 
-def _check_token_ids(request: ChatRequest) -> None:
-    for token in request.logit_bias or ():
+def _check_logit_bias(bias: Mapping[str, Any]) -> None:
+    for token, value in bias.items():
+        place = f"logit_bias.{token}"
         if not (token.isascii() and token.isdigit()):
-            raise bad_request(
-                f'logit_bias.{token}: a key must be a token id, such as "50256".', param=f"logit_bias.{token}"
-            )
+            raise bad_request(f'{place}: a key must be a token id, such as "50256".', place)
+        if type(value) not in (int, float) or not -100 <= value <= 100:
+            raise bad_request(f"{place} must be a number from -100 to 100.", place)
+
+
+def _check_xargs(arguments: Mapping[str, Any]) -> None:
+    """Strings, numbers and lists of them, as vLLM's server takes them; a number that JSON can write."""
+    for name, value in arguments.items():
+        for item in value if isinstance(value, list) else [value]:
+            if type(item) not in (str, int, float) or (type(item) is float and not math.isfinite(item)):
+                place = f"vllm_xargs.{name}"
+                raise bad_request(f"{place} must be a string, a number or a list of these.", place)

@@ -122,12 +122,10 @@ def parse_response(payload: bytes) -> Delta:
     if text is None:
         raise UpstreamError(str(response.get("error", "the event holds neither text_output nor error")))
     reason = response.get("finish_reason")
-    return Delta(
-        text,
-        None if reason is None or reason == "None" else reason,
-        response.get("num_input_tokens", 0),
-        response.get("num_output_tokens", 0),
-    )
+    prompt_tokens, new_tokens = response.get("num_input_tokens", 0), response.get("num_output_tokens", 0)
+    if type(text) is not str or type(prompt_tokens) is not int or type(new_tokens) is not int:
+        raise ValueError("a response holds a value of the wrong type")
+    return Delta(text, None if reason is None or reason == "None" else str(reason), prompt_tokens, new_tokens)
 
 
 def refusal_text(body: bytes) -> str:
@@ -144,11 +142,10 @@ def refusal_text(body: bytes) -> str:
 
 _OURS_ERROR = re.compile(r"(INVALID_ARG|UNAVAILABLE|INTERNAL)(?: ([^\s:]+))?: (.*)", re.DOTALL)
 # Triton's own words for a Python backend whose process has died.
-_STUB_IS_GONE = "is not healthy"
-_TOO_LONG = re.compile(r"maximum (?:context|model) length", re.IGNORECASE)
-_STOCK_CLIENT_FAULT = re.compile(
-    r"Grammar error|Invalid grammar|not supported by xgrammar|must be|cannot", re.IGNORECASE
-)
+_STUB_IS_GONE = re.compile(r"Stub process '[^']*' is not healthy")
+_TOO_LONG = re.compile(r".{0,60}maximum (?:context|model) length.*", re.IGNORECASE)
+# What the stock backend says of a client's own mistake; any other text may hold paths and addresses.
+_STOCK_CLIENT_FAULT = re.compile(r"(Grammar error|Invalid grammar|The provided JSON schema)\b.*")
 
 
 def error_from(text: str, backend: Backend) -> ApiError:
@@ -157,10 +154,10 @@ def error_from(text: str, backend: Backend) -> ApiError:
     Only this project's backend says whose fault it was (Triton's HTTP turns every code into 400), so
     its prefix is trusted from it alone.
     """
-    if _STUB_IS_GONE in text:
-        return unavailable("The engine is not running.")
     if backend is Backend.OURS:
         found = _OURS_ERROR.search(text)
+        if found is None and _STUB_IS_GONE.search(text):
+            return unavailable("The engine is not running.")
         if found is None:
             return internal_error("the inference server refused the request for a reason that it did not name")
         code, place, sentence = found.groups()
@@ -172,12 +169,12 @@ def error_from(text: str, backend: Backend) -> ApiError:
             return unavailable(sentence)
         return internal_error(sentence)
     text = text.removeprefix("Error generating stream: ")
-    if _TOO_LONG.search(text):
-        return bad_request(text, "messages", "context_length_exceeded")
-    if "EngineDead" in text or "engine core" in text.lower():
+    if found := _TOO_LONG.match(text):
+        return bad_request(found[0], "messages", "context_length_exceeded")
+    if "EngineDead" in text or "engine core" in text.lower() or _STUB_IS_GONE.search(text):
         return unavailable("The engine is not running.")
-    if _STOCK_CLIENT_FAULT.search(text):
-        return bad_request(text, None, "invalid_value")
+    if found := _STOCK_CLIENT_FAULT.match(text):
+        return bad_request(found[0], None, "invalid_value")
     return internal_error("the engine refused the request; the cause is in Triton's log")
 
 

@@ -125,7 +125,6 @@ class Call:
                 self._finish(connection)
                 return None
             await self._wait(connection)
-        connection.taken()
         return events
 
     async def error_body(self) -> bytes:
@@ -158,6 +157,8 @@ class Call:
         return connection.parser.status
 
     async def _wait(self, connection: "_Connection") -> None:
+        # Whoever waits has read all that is complete: what is held back may be the rest of a long event.
+        connection.read_on()
         await connection.wait()
         self._raise_failure()
         if connection.failure is not None:
@@ -177,7 +178,7 @@ class Call:
 
 
 class _Connection(asyncio.Protocol):
-    """A connection, used by one call at a time. Reading pauses while the call is behind."""
+    """A connection, used by one call at a time. Reading pauses while nobody waits for more."""
 
     def __init__(self, on_lost: Callable[["_Connection"], None]) -> None:
         self.parser = ResponseParser()
@@ -214,7 +215,7 @@ class _Connection(asyncio.Protocol):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def taken(self) -> None:
+    def read_on(self) -> None:
         self._unread = 0
         if self._paused and self._transport is not None:
             self._paused = False

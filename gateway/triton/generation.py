@@ -39,8 +39,7 @@ class Generation:
             status = await self._call.head()
             refusal = await self._call.error_body() if status != 200 else b""
         except ConnectError:
-            # Until a probe finds it again, no other request runs into it.
-            self._instance.backends = {}
+            self._instance.take_out("the Triton server cannot be reached")
             raise unavailable("The inference server cannot be reached.") from None
         except BrokenConnection:
             raise unavailable("The inference server closed the connection before it answered.") from None

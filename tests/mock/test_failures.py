@@ -254,3 +254,17 @@ def test_two_instances_share_the_requests(repository: Path, engine: MockEngine) 
                 faulty.clear_faults()
             for thread in waiting:
                 thread.join()
+
+
+def test_the_api_documents_itself(client: httpx.Client) -> None:
+    document = client.get("/openapi.json").json()
+    responses = document["paths"]["/v1/chat/completions"]["post"]["responses"]
+    assert {"200", "400", "404", "413", "429", "503", "504"} <= responses.keys()
+    assert "422" not in responses
+    assert "messages" in document["components"]["schemas"]["ChatRequest"]["properties"]
+    assert client.get("/docs").status_code == 200
+
+
+def test_probes_may_ask_with_head(client: httpx.Client) -> None:
+    assert client.head("/health/live").status_code == 200
+    assert client.head("/health/ready").status_code == 200

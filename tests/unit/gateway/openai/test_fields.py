@@ -153,6 +153,11 @@ def test_values_that_ask_for_more_are_refused(name: str, value: Any) -> None:
     assert caught.value.param == name
 
 
+def test_a_flood_of_unknown_fields_is_refused_at_once() -> None:
+    with pytest.raises(ApiError, match="1000 fields"):
+        judge_extras(dict.fromkeys(map(str, range(1000)), 1), CHAT, strict=False)
+
+
 def test_unknown_fields_are_named_or_with_strict_fields_refused() -> None:
     (warning,) = judge_extras({"temprature": 1}, CHAT, strict=False)
     assert "temprature" in warning

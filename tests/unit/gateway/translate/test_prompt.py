@@ -91,7 +91,9 @@ def test_the_templates_own_refusal_is_the_clients_error() -> None:
     assert (caught.value.status, caught.value.param) == (400, "messages")
 
 
-@pytest.mark.parametrize("source", ["{{ messages[9].x.y }}", "{{ ().__class__.__mro__[1].__subclasses__() }}"])
+@pytest.mark.parametrize(
+    "source", ["{{ messages[9].x.y }}", "{{ ().__class__.__mro__[1].__subclasses__() }}", "{{ 1 // 0 }}"]
+)
 def test_a_template_that_fails_or_escapes_is_an_error_and_no_crash(source: str) -> None:
     with pytest.raises(ApiError):
         render(source)
@@ -129,7 +131,9 @@ def test_variables_that_the_template_does_not_read_are_warned_about() -> None:
     assert render(PLAIN, add_generation_prompt=True).warnings == []
 
 
-@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "bos_token", "chat_template"])
+@pytest.mark.parametrize(
+    "name", ["messages", "tools", "add_generation_prompt", "bos_token", "chat_template", "conversations", "self"]
+)
 def test_kwargs_cannot_replace_what_the_gateway_sets(name: str) -> None:
     with pytest.raises(ApiError) as caught:
         render(PLAIN, chat_template_kwargs={name: "x"})

@@ -100,6 +100,26 @@ def test_logit_bias_keys_are_token_ids(token: str) -> None:
     assert caught.value.param == f"logit_bias.{token}"
 
 
+@pytest.mark.parametrize("value", [-100.5, 101, "1", None, True])
+def test_logit_bias_values_are_numbers_in_bounds(value: Any) -> None:
+    with pytest.raises(ApiError) as caught:
+        sampling_parameters(request(logit_bias={"1": value}), {}, None)
+    assert caught.value.param == "logit_bias.1"
+
+
+@pytest.mark.parametrize("value", [None, {}, [None], [[]], True])
+def test_xargs_are_strings_numbers_and_lists_of_them(value: Any) -> None:
+    with pytest.raises(ApiError) as caught:
+        sampling_parameters(request(vllm_xargs={"good": [1, 2.5, "x"], "bad": value}), {}, None)
+    assert caught.value.param == "vllm_xargs.bad"
+
+
+def test_a_number_that_json_cannot_write_is_refused() -> None:
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}], "vllm_xargs": {"a": 0}})
+    with pytest.raises(ApiError, match=r"vllm_xargs\.a"):
+        sampling_parameters(parse_chat(body.replace('"a": 0', '"a": 1e999').encode()), {}, None)
+
+
 @pytest.mark.parametrize("changes", [{"logit_bias": {"1": 1}}, {"stream_interval": 2}])
 def test_what_the_stock_backend_cannot_take_is_refused_there(changes: dict[str, Any]) -> None:
     with pytest.raises(ApiError, match="stock vLLM backend") as caught:

@@ -82,6 +82,9 @@ def test_responses() -> None:
     assert contract.parse_response(last) == Delta("", "length", 3, 1)
     with pytest.raises(UpstreamError, match="INTERNAL: x"):
         contract.parse_response(b'{"error":"INTERNAL: x"}')
+    for wrong in (b'{"text_output":5}', b'{"text_output":"a","num_output_tokens":"1"}'):
+        with pytest.raises(ValueError, match="wrong type"):
+            contract.parse_response(wrong)
     with pytest.raises(ValueError, match="JSON"):
         contract.parse_response(b"<html>")
 
@@ -109,6 +112,7 @@ def test_both_forms_of_a_refusal(body: bytes, text: str) -> None:
         ("[request id: x] INVALID_ARG prompt: too: long", 400, "messages", "messages: too: long"),
         ("UNAVAILABLE: The engine is dead.", 503, None, "The engine is dead."),
         ("Stub process 'm_0_0' is not healthy.", 503, None, "The engine is not running."),
+        ("INVALID_ARG prompt: Stub process 'x' is not healthy", 400, "messages", "messages: Stub"),
         ("INTERNAL: the json constraint failed", 500, None, "The engine failed: the json constraint failed."),
         ("Traceback (most recent call last): /opt/x.py", 500, None, "The engine failed: the inference server refused"),
     ],
@@ -132,6 +136,9 @@ def test_our_errors_say_whose_fault_it_was(text: str, status: int, param: str | 
         ),
         ("Error generating stream: EngineDeadError", 503, None),
         ("Error generating stream: 'NoneType' object has no attribute 'lora_name'", 500, None),
+        ("Error generating stream: cannot connect to 10.0.0.7:5555 (/opt/x.py line 3)", 500, None),
+        ("Grammar error: bad\nAt:\n  /opt/tritonserver/backends/vllm/model.py(123)", 400, None),
+        ("Stub process 'm_0_0' is not healthy.", 503, None),
         # The prefix is ours alone: from another backend it proves nothing.
         ("UNAVAILABLE: x", 500, None),
     ],
@@ -140,3 +147,4 @@ def test_stock_errors_are_told_apart_where_they_can_be(text: str, status: int, p
     error = contract.error_from(text, Backend.STOCK)
     assert (error.status, error.param) == (status, param)
     assert "NoneType" not in error.message
+    assert "/opt" not in error.message

@@ -226,3 +226,25 @@ async def test_what_is_not_read_is_not_taken_from_the_peer() -> None:
         while (some := await call.next()) is not None:
             count += len(some)
         assert count == 5_000
+
+
+@pytest.mark.parametrize("status", [200, 400])
+async def test_an_event_longer_than_the_read_ahead_arrives(status: int) -> None:
+    """In the pieces of a real network: what is held back may be the rest of what is waited for."""
+    long = b"x" * 1_000_000
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        body = HEAD.replace(b"200 OK", b"%d X" % status) + chunk(long) + END
+        for at in range(0, len(body), 14_480):
+            writer.write(body[at : at + 14_480])
+            await writer.drain()
+            await asyncio.sleep(0)
+
+    async with serving(handler) as connections, asyncio.timeout(10):
+        call = connections.call("/", b"")
+        assert await call.head() == status
+        if status == 200:
+            assert await call.next() == [long]
+        else:
+            assert await call.error_body() == b"data: " + long + b"\n\n"
