@@ -26,6 +26,7 @@ import time
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
+_TRACKER_SECONDS = 1.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -57,9 +58,16 @@ def descendants(root: int) -> list[int]:
 
 
 def kill_descendants() -> None:
-    """Kills and reaps everything below this process, which has to be a subreaper. Returns when nothing is left."""
+    """Kills and reaps everything below this process, which has to be a subreaper. Returns when nothing is left.
+
+    Python's resource trackers get a moment: they end when the processes that they serve are gone, and remove the
+    semaphores and shared memory of those first.
+    """
+    trackers_until = time.monotonic() + _TRACKER_SECONDS
     while True:
         for pid in descendants(os.getpid()):
+            if time.monotonic() < trackers_until and _is_resource_tracker(pid):
+                continue
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         try:
@@ -68,6 +76,14 @@ def kill_descendants() -> None:
         except ChildProcessError:
             return
         time.sleep(0.01)
+
+
+def _is_resource_tracker(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as command:
+            return b"multiprocessing.resource_tracker" in command.read()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def _spawn(command: list[str]) -> int:

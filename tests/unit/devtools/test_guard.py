@@ -126,6 +126,20 @@ def test_output_comes_line_by_line(tmp_path: Path) -> None:
     assert lines == ["a", "b ü"]
 
 
+def test_a_killed_process_s_semaphores_are_removed(tmp_path: Path) -> None:
+    code = (
+        "import multiprocessing as m, time; s = m.get_context('spawn').Semaphore();"
+        "print(s._semlock.name, flush=True); time.sleep(600)"
+    )
+    service = Service("semaphore", [sys.executable, "-c", code], tmp_path / "log")
+    assert until(lambda: service.output().endswith("\n"))
+    semaphore = Path("/dev/shm") / f"sem.{service.output().strip().removeprefix('/')}"
+    assert semaphore.exists()
+    service.kill()
+    assert service.wait() == 128 + signal.SIGKILL
+    assert not semaphore.exists()
+
+
 def test_descendants_of_a_name_with_spaces_and_parentheses(tmp_path: Path) -> None:
     odd = tmp_path / "a) R (b"
     odd.symlink_to("/bin/sleep")
