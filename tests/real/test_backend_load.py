@@ -51,6 +51,7 @@ def test_a_configuration_that_is_not_decoupled(stack: Stack, broken: Path) -> No
     assert "config.pbtxt must say model_transaction_policy { decoupled: true }." in load_error(stack)
 
 
+@pytest.mark.long
 def test_an_engine_that_cannot_start(stack: Stack, broken: Path) -> None:
     # No cache is that small.
     change(broken, kv_cache_memory_bytes=1)

@@ -69,6 +69,7 @@ def test_the_tiny_tokenizer_and_template_both_write_a_bos(stack: Stack) -> None:
     assert said.stdout.split() == ["True", "1", "2"]
 
 
+@pytest.mark.long
 def test_a_killed_server_leaves_no_process_and_no_shared_memory(fresh_stack: FreshStack) -> None:
     own = fresh_stack(StackConfig(gateway=False))
     triton = own.service("triton")
@@ -111,6 +112,7 @@ def test_a_stub_that_is_late_on_a_busy_machine_is_started_again(fresh_stack: Fre
     assert not Path(f"/proc/{stopped[0]}").exists()
 
 
+@pytest.mark.long
 def test_a_model_that_cannot_load_ends_the_start_with_its_reason(fresh_stack: FreshStack) -> None:
     with pytest.raises(DevError, match="unknown_argument"):
         fresh_stack(StackConfig(models={models.TINY: {"unknown_argument": 1}}, gateway=False))
