@@ -4,20 +4,38 @@ Reads files, once, at start; what a request needs later is values. Raises `Setti
 sentence that names the setting or the file.
 """
 
-import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tokenizers import Tokenizer
 
-from gateway.settings import ModelSettings, Settings, SettingsError
+from gateway.files import is_folder, read_json, read_text
+from gateway.repository import EngineArguments, checked_name, vllm_models
+from gateway.settings import ModelSettings, Settings
+from gateway.settings_error import SettingsError, mistake, shown
 from gateway.translate.prompt import ChatTemplate
 from gateway.translate.sampling import model_defaults
 
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class _GenerationConfig(BaseModel):
+    """The members of `generation_config.json` that become defaults, with the engine's bounds
+    (vLLM's `SamplingParams._verify_args`)."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    max_new_tokens: Annotated[int, Field(ge=1)] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +58,16 @@ class ServedModel:
 
 
 def served_models(settings: Settings) -> list[ServedModel]:
-    repository = _vllm_models(settings.model_repository) if settings.model_repository else {}
-    wanted = settings.models or [ModelSettings(triton_model=name) for name in repository]
+    repository = settings.model_repository
+    found = vllm_models(repository, {model.triton_model for model in settings.models}) if repository else {}
+    wanted = settings.models or [checked_name(name, repository) for name in found if repository]
     if not wanted:
         raise SettingsError(
-            f'--model-repository {settings.model_repository} holds no model with backend "vllm".'
-            if settings.model_repository
+            f'--model-repository {repository} holds no model with backend "vllm".'
+            if repository
             else "No model is configured: set models: in the YAML file, or --model-repository to Triton's repository."
         )
-    models = [_served(model, repository.get(model.triton_model, {})) for model in wanted]
+    models = [_served(model, found.get(model.triton_model, EngineArguments())) for model in wanted]
     seen: set[str] = set()
     for name in (name for model in models for name in model.names):
         if name in seen:
@@ -57,70 +76,57 @@ def served_models(settings: Settings) -> list[ServedModel]:
     return models
 
 
-def _served(model: ModelSettings, engine: Mapping[str, Any]) -> ServedModel:
-    folder = model.tokenizer or _local_folder(engine)
-    template, no_chat, added_bos, defaults = None, "", "", {}
+def _served(model: ModelSettings, engine: EngineArguments) -> ServedModel:
+    folder = _tokenizer_folder(model, engine)
+    template, no_chat, added_bos, defaults, trained_len = None, "", "", {}, None
     if folder is None:
         no_chat = (
             f"The model {(model.names or [model.triton_model])[0]!r} has no tokenizer in the gateway's settings; "
             "set models[].tokenizer to the folder with its files."
         )
     else:
-        if not folder.is_dir():
-            raise SettingsError(f"models: the tokenizer folder {folder} of {model.triton_model!r} does not exist.")
-        config = _read_json(folder / "tokenizer_config.json")
-        special = _special_tokens(config, _read_json(folder / "special_tokens_map.json"))
+        config = read_json(folder / "tokenizer_config.json")
+        special = _special_tokens(folder, config)
         added_bos = _added_bos(folder, special.get("bos_token", ""), config)
-        defaults = model_defaults(_read_json(folder / "generation_config.json"))
-        source = _template_source(model, folder, config)
+        defaults = model_defaults(_generation_config(folder / "generation_config.json"))
+        trained_len = _positive(read_json(folder / "config.json").get("max_position_embeddings"))
+        place, source = _template_source(model, folder, config)
         if source is None:
             no_chat = (
                 f"The tokenizer of {model.triton_model!r} has no chat template; set models[].chat_template to a "
                 "Jinja file."
             )
         else:
-            try:
-                template = ChatTemplate(source, special)
-            except ValueError as error:
-                raise SettingsError(f"models: {model.triton_model!r}: {error}.") from None
-    structured = engine.get("structured_outputs_config") or {}
+            template = _template(place, source, special)
+    structured = engine.structured_outputs_config
     return ServedModel(
         names=tuple(model.names or [model.triton_model]),
         triton_model=model.triton_model,
         template=template,
         no_chat=no_chat,
-        grammar_backend=model.structured_outputs_backend or structured.get("backend") or "",
-        max_model_len=model.max_model_len or _positive(engine.get("max_model_len")),
-        trained_len=_positive(_read_json(folder / "config.json").get("max_position_embeddings")) if folder else None,
+        grammar_backend=model.structured_outputs_backend or (structured and structured.backend) or "",
+        max_model_len=model.max_model_len or _positive(engine.max_model_len),
+        trained_len=trained_len,
         defaults=defaults,
         added_bos=added_bos,
     )
 
 
-def _vllm_models(repository: Path) -> dict[str, dict[str, Any]]:
-    """Triton's name → `model.json` of every vLLM model in a repository."""
-    try:
-        folders = sorted(path for path in repository.iterdir() if path.is_dir())
-    except OSError as error:
-        raise SettingsError(f"--model-repository {repository} cannot be read: {error.strerror}.") from None
-    found = {}
-    for folder in folders:
-        config = folder / "config.pbtxt"
-        versions = sorted((p for p in folder.glob("*/model.json") if p.parent.name.isdigit()), key=_version)
-        if versions and config.is_file() and re.search(r'backend:\s*"vllm"', config.read_text(encoding="utf-8")):
-            found[folder.name] = _read_json(versions[-1])
-    return found
-
-
-def _version(path: Path) -> int:
-    return int(path.parent.name)
-
-
-def _local_folder(engine: Mapping[str, Any]) -> Path | None:
+def _tokenizer_folder(model: ModelSettings, engine: EngineArguments) -> Path | None:
+    if model.tokenizer:
+        if not is_folder(model.tokenizer):
+            raise SettingsError(
+                f"models: the tokenizer folder {model.tokenizer} of {model.triton_model!r} does not exist or is a file."
+            )
+        return model.tokenizer
     # `model` may also be the name of a hub repository, which the gateway does not fetch.
-    for key in ("tokenizer", "model"):
-        if (name := engine.get(key)) and Path(name).is_dir():
+    for name in (engine.tokenizer, engine.model):
+        if name and is_folder(Path(name)):
             return Path(name)
+    if model.chat_template:
+        raise SettingsError(
+            f"models: {model.triton_model!r} has a chat_template but no tokenizer; set models[].tokenizer too."
+        )
     return None
 
 
@@ -129,20 +135,18 @@ def _positive(value: Any) -> int | None:
     return value if type(value) is int and value > 0 else None
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-    """A JSON object, or an empty one where the file is not there."""
+def _generation_config(file: Path) -> dict[str, Any]:
+    values = read_json(file)
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"{file} cannot be read: {error}.") from None
-    if not isinstance(value, dict):
-        raise SettingsError(f"{file} does not hold a JSON object.")
-    return value
+        _GenerationConfig.model_validate(values)
+    except ValidationError as error:
+        place, what = mistake(error)
+        raise SettingsError(f"{file} is wrong: {place}: {what}.") from None
+    return values
 
 
-def _special_tokens(config: Mapping[str, Any], token_map: Mapping[str, Any]) -> dict[str, str]:
+def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    token_map = read_json(folder / "special_tokens_map.json")
     tokens = {}
     for name in _TOKEN_NAMES:
         value = config.get(name) or token_map.get(name)
@@ -150,21 +154,46 @@ def _special_tokens(config: Mapping[str, Any], token_map: Mapping[str, Any]) -> 
             value = value.get("content")
         if isinstance(value, str):
             tokens[name] = value
+        elif value is not None:
+            raise SettingsError(f"{folder}: the tokenizer's {name} must be text, not {shown(value)}.")
     return tokens
 
 
-def _template_source(model: ModelSettings, folder: Path, config: Mapping[str, Any]) -> str | None:
+def _template_source(model: ModelSettings, folder: Path, config: Mapping[str, Any]) -> tuple[Path, str | None]:
+    """The file that has the chat template, and the template."""
     file = model.chat_template or folder / "chat_template.jinja"
+    source = read_text(file)
+    if source is not None:
+        return file, source
+    if model.chat_template:
+        raise SettingsError(f"models: the chat template {file} does not exist.")
+    file = folder / "tokenizer_config.json"
+    value = config.get("chat_template")
+    if not value:
+        file = folder / "chat_template.json"
+        value = read_json(file).get("chat_template")
+    return file, _default_template(file, value)
+
+
+def _default_template(file: Path, value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    # Several named templates: `default` is the one for plain chat.
+    if isinstance(value, list) and all(isinstance(named, dict) for named in value):
+        value = next((named.get("template") for named in value if named.get("name") == "default"), None)
+        if value is None or isinstance(value, str):
+            return value
+    raise SettingsError(f"{file} is wrong: chat_template: it must be text or a list of named templates.")
+
+
+def _template(file: Path, source: str, special_tokens: Mapping[str, str]) -> ChatTemplate:
     try:
-        return file.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        if model.chat_template:
-            raise SettingsError(f"models: the chat template {file} does not exist.") from None
-    source = config.get("chat_template") or _read_json(folder / "chat_template.json").get("chat_template")
-    if isinstance(source, list):
-        # Several named templates: `default` is the one for plain chat.
-        source = next((t.get("template") for t in source if t.get("name") == "default"), None)
-    return source if isinstance(source, str) else None
+        return ChatTemplate(source, special_tokens)
+    except ValueError as error:
+        raise SettingsError(f"{file} is wrong: {' '.join(str(error).split())}.") from None
+    except (RecursionError, SyntaxError):
+        # Jinja compiles to Python, which has limits of its own.
+        raise SettingsError(f"{file} is wrong: the chat template is nested too deeply.") from None
 
 
 def _added_bos(folder: Path, bos: str, config: Mapping[str, Any]) -> str:
@@ -172,10 +201,18 @@ def _added_bos(folder: Path, bos: str, config: Mapping[str, Any]) -> str:
     if not bos:
         return ""
     file = folder / "tokenizer.json"
-    if not file.is_file():
+    text = read_text(file)
+    if text is None:
         return bos if config.get("add_bos_token") else ""
-    tokenizer = Tokenizer.from_file(str(file))
-    return bos if tokenizer.encode("a").tokens[:1] == [bos] else ""
+    try:
+        tokens = Tokenizer.from_str(text).encode("a").tokens
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        # tokenizers raises no class of its own, and for a post-processor without its token a panic, which is
+        # no `Exception`.
+        raise SettingsError(f"{file} is not a tokenizer: {' '.join(str(error).split())}.") from None
+    return bos if tokens[:1] == [bos] else ""
 
 
 def by_name(models: Sequence[ServedModel]) -> dict[str, ServedModel]:

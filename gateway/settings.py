@@ -4,14 +4,22 @@ in that order of precedence. A wrong setting is one sentence that names it (`Set
 
 import argparse
 import json
+import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
-from urllib.parse import urlsplit
+from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin
 
-import pydantic_settings
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -20,43 +28,115 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from gateway.addresses import check_base_url, check_host
+from gateway.environment import PREFIX, check_variables, is_service_url, variable
+from gateway.files import read_yaml
+from gateway.settings_error import SettingsError as SettingsError
+from gateway.settings_error import mistake, shown
+
 GrammarBackend = Literal["guidance", "xgrammar", "outlines", "lm-format-enforcer", "auto"]
 
+# What a path of a URL may hold unescaped (RFC 3986, section 3.3): the name goes into a request line.
+_TRITON_NAME = re.compile(r"(?!\.{1,2}$)[\w.~!$&'()*+,;=:@-]+", re.ASCII)
 
-class SettingsError(Exception):
-    """One sentence that names the setting and says what to do."""
+
+def _is_path(value: Any) -> Any:
+    # An empty path would be the current folder.
+    if not isinstance(value, str | Path) or not str(value).strip():
+        raise ValueError(f"it must be the path of a file or folder (got {shown(value)})")
+    return value
+
+
+def _is_triton_name(name: str) -> str:
+    if not _TRITON_NAME.fullmatch(name):
+        raise ValueError(f"{shown(name)} cannot be a model's name in a URL; use letters, digits, '-', '_' and '.'")
+    return name
+
+
+def _is_served_name(name: str) -> str:
+    if not name or name != name.strip() or not name.isprintable():
+        raise ValueError(f"{shown(name)} must not be empty, nor begin or end with a blank")
+    return name
+
+
+def _urls(value: Any) -> Any:
+    # One variable holds several URLs as a comma-separated list.
+    return [url.strip() for url in value.split(",")] if isinstance(value, str) else value
+
+
+def _models(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value, object_pairs_hook=_each_key_once)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is not valid JSON: {error}") from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError(f"a key stands twice in {shown(pairs)}")
+    return found
+
+
+def _no_service_url(value: Any) -> Any:
+    if isinstance(value, str) and is_service_url(value):
+        raise ValueError(
+            f"{shown(value)} is what Kubernetes injects for a Service named 'gateway'; set enableServiceLinks: false "
+            "in the pod's spec, set GATEWAY_PORT in the container's env, or give --port"
+        )
+    return value
+
+
+# In a file a path is text too; only its own kind of strictness applies to it.
+FilePath = Annotated[Path, Field(strict=False), BeforeValidator(_is_path)]
 
 
 class ModelSettings(BaseModel):
     """One served model. What is absent is read from the model repository's `model.json`, where the
     gateway can read that folder, and from the tokenizer's folder."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    triton_model: str = Field(min_length=1, description="the model's name in Triton")
-    names: list[str] = Field(default=[], description="names that clients may ask for; Triton's unless set")
-    tokenizer: Path | None = Field(None, description="folder with the tokenizer's files and generation_config.json")
-    chat_template: Path | None = Field(None, description="a Jinja file in place of the tokenizer's own template")
+    triton_model: Annotated[str, AfterValidator(_is_triton_name)] = Field(description="the model's name in Triton")
+    names: list[Annotated[str, AfterValidator(_is_served_name)]] = Field(
+        default=[], description="names that clients may ask for; Triton's unless set"
+    )
+    tokenizer: FilePath | None = Field(None, description="folder with the tokenizer's files and generation_config.json")
+    chat_template: FilePath | None = Field(None, description="a Jinja file in place of the tokenizer's own template")
     structured_outputs_backend: GrammarBackend | None = Field(
         None, description="the engine's grammar backend (structured_outputs_config.backend)"
     )
     max_model_len: int | None = Field(None, ge=1, description="the context length in tokens")
 
+    @field_validator("names")
+    @classmethod
+    def _differ(cls, names: list[str]) -> list[str]:
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"the name {shown(name)} is given twice")
+        return names
+
 
 class Settings(BaseSettings):
     """Field descriptions are the help texts of the flags."""
 
-    model_config = SettingsConfigDict(env_prefix="GATEWAY_", extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True)
 
-    host: str = Field("127.0.0.1", description="address to listen on")
-    port: int = Field(9000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
-    triton: Annotated[list[str], NoDecode] = Field(
+    host: Annotated[str, AfterValidator(check_host)] = Field("127.0.0.1", description="address to listen on")
+    port: Annotated[int, BeforeValidator(_no_service_url)] = Field(
+        9000, ge=0, le=65535, description="port to listen on; 0 takes a free one"
+    )
+    triton: Annotated[list[Annotated[str, AfterValidator(check_base_url)]], NoDecode, BeforeValidator(_urls)] = Field(
         ["http://127.0.0.1:8000"], min_length=1, description="base URL of a Triton server's HTTP port; may be repeated"
     )
-    model_repository: Path | None = Field(
+    model_repository: FilePath | None = Field(
         None, description="Triton's model repository, where it can be read; gives defaults for the models"
     )
-    models: list[ModelSettings] = Field(
+    models: Annotated[list[ModelSettings], NoDecode, BeforeValidator(_models)] = Field(
         default=[], description="the served models, as JSON; every vLLM model of the repository unless set"
     )
     accept_old_triton: bool = Field(
@@ -67,48 +147,34 @@ class Settings(BaseSettings):
     )
     max_body_bytes: int = Field(4 * 1024 * 1024, ge=1024, description="largest request body; a larger one is 413")
     max_in_flight: int = Field(1024, ge=1, description="open requests per model; one more is 429")
-    request_timeout: float = Field(600, gt=0, description="seconds a request may take in all; then it is 504")
-    connect_timeout: float = Field(5, gt=0, description="seconds to connect to a Triton server")
+    request_timeout: float = Field(
+        600, gt=0, allow_inf_nan=False, description="seconds a request may take in all; then it is 504"
+    )
+    connect_timeout: float = Field(5, gt=0, allow_inf_nan=False, description="seconds to connect to a Triton server")
     shutdown_timeout: int = Field(30, ge=0, description="seconds that running streams get to finish on SIGTERM")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="what is logged")
 
-    @field_validator("triton", mode="before")
-    @classmethod
-    def _split(cls, value: Any) -> Any:
-        # One variable holds several URLs as a comma-separated list.
-        return [url.strip() for url in value.split(",")] if isinstance(value, str) else value
-
-    @field_validator("triton")
-    @classmethod
-    def _are_urls(cls, value: list[str]) -> list[str]:
-        for url in value:
-            parts = urlsplit(url)
-            if parts.scheme not in ("http", "https") or not parts.hostname:
-                raise ValueError(f"{url!r} is not a base URL such as http://127.0.0.1:8000")
-        return value
-
     def effective(self) -> dict[str, Any]:
-        """For the log at start. There are no secrets in these settings; URLs lose their user part."""
-        values = self.model_dump(mode="json")
-        values["triton"] = [_without_user(url) for url in self.triton]
-        return values
+        """For the log at start. There are no secrets in these settings."""
+        return self.model_dump(mode="json")
 
 
-def _without_user(url: str) -> str:
-    scheme, separator, rest = url.partition("://")
-    return scheme + separator + rest.rpartition("@")[2]
+class _Flags(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise SettingsError(f"{message[0].upper()}{message[1:]}; `python -m gateway --help` lists all settings.")
 
 
 def parser() -> argparse.ArgumentParser:
     """One flag per setting."""
-    flags = argparse.ArgumentParser(
+    flags = _Flags(
         prog="python -m gateway",
         description="OpenAI-compatible HTTP API in front of Triton servers that host vLLM.",
         epilog="Every flag is also an environment variable (GATEWAY_PORT; GATEWAY_TRITON is a comma-separated list) "
-        "and a key of the YAML file (port, triton). Flags win over the environment, the environment over the file.",
+        "and, but for --config, a key of the YAML file (port, triton). Flags win over the environment, the "
+        "environment over the file.",
         allow_abbrev=False,
     )
-    flags.add_argument("--config", type=Path, metavar="FILE", help="YAML file with settings")
+    flags.add_argument("--config", metavar="FILE", help="YAML file with settings")
     for name, field in Settings.model_fields.items():
         options: dict[str, Any] = {"dest": name, "help": _help(name), "default": None}
         if field.annotation is bool:
@@ -116,7 +182,7 @@ def parser() -> argparse.ArgumentParser:
         elif name == "triton":
             options |= {"action": "append", "metavar": "URL"}
         elif get_origin(field.annotation) is Literal:
-            options["choices"] = get_args(field.annotation)
+            options["metavar"] = "{" + ",".join(get_args(field.annotation)) + "}"
         else:
             options["metavar"] = "JSON" if name == "models" else name.rpartition("_")[2].upper()
         flags.add_argument("--" + name.replace("_", "-"), **options)
@@ -136,15 +202,12 @@ def _shown(default: Any) -> str:
 
 def load(arguments: Sequence[str] | None = None) -> Settings:
     """Read all sources. Raises `SettingsError`."""
-    flags = vars(parser().parse_args(arguments))
-    file: Path | None = flags.pop("config")
-    given = {name: value for name, value in flags.items() if value is not None}
-    if "models" in given:
-        try:
-            given["models"] = json.loads(given["models"])
-        except ValueError as error:
-            raise SettingsError(f"--models is not valid JSON: {error}.") from None
-    from_file = _read_yaml(file) if file else {}
+    flags = {name: value for name, value in vars(parser().parse_args(arguments)).items() if value is not None}
+    check_variables(os.environ, {"config", *Settings.model_fields})
+    config = flags.pop("config", os.environ.get(variable("config")))
+    if config is not None and not config.strip():
+        raise SettingsError("The setting 'config' is wrong: give the path of a YAML file, or leave it out.")
+    from_file = _from_file(Path(config)) if config else {}
 
     class Layered(Settings):
         @classmethod
@@ -159,31 +222,26 @@ def load(arguments: Sequence[str] | None = None) -> Settings:
             return init_settings, env_settings, InitSettingsSource(settings_cls, init_kwargs=from_file)
 
     try:
-        return Layered(**given)
+        return Layered(**flags)
     except ValidationError as error:
-        raise SettingsError(_sentence(error)) from None
-    except pydantic_settings.SettingsError as error:
-        raise SettingsError(f"{error}.") from None
+        place, what = mistake(error)
+        name = place.partition("[")[0]
+        source = f"--{name.replace('_', '-')}" if name in flags else variable(name)
+        raise SettingsError(f"The setting {place!r} ({source}) is wrong: {what}.") from None
 
 
-def _read_yaml(file: Path) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"--config {file} cannot be read: {error}.") from None
-    except yaml.YAMLError as error:
-        raise SettingsError(f"--config {file} is not valid YAML: {' '.join(str(error).split())}.") from None
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise SettingsError(f"--config {file} must hold a mapping of settings.")
+def _from_file(file: Path) -> dict[str, Any]:
+    """The file's settings, checked: a flag or variable is text and is converted, but in the file a value has a
+    type, and a wrong one is a slip (`port: true` would be 1)."""
+    content = read_yaml(file)
+    for name, value in content.items():
+        field = Settings.model_fields.get(name)
+        if field is None:
+            raise SettingsError(f"The setting {name!r} ({file}) does not exist; `python -m gateway --help` lists all.")
+        kind: TypeAdapter[Any] = TypeAdapter(field.rebuild_annotation(), config=ConfigDict(strict=True))
+        try:
+            kind.validate_python(value)
+        except ValidationError as error:
+            place, what = mistake(error, name)
+            raise SettingsError(f"The setting {place!r} ({file}) is wrong: {what}.") from None
     return content
-
-
-def _sentence(error: ValidationError) -> str:
-    first = error.errors(include_url=False)[0]
-    name = ".".join(str(step) for step in first["loc"])
-    if first["type"] == "extra_forbidden":
-        return f"The setting {name!r} does not exist; `python -m gateway --help` lists all."
-    message = first["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
-    return f"The setting {name!r} is wrong: {message[0].lower()}{message[1:]} (got {first['input']!r})."

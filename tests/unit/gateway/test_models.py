@@ -1,6 +1,12 @@
 """Served models: what the repository and the tokenizer's folder say."""
 
 import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +14,9 @@ import pytest
 from tokenizers import Tokenizer, models, processors
 
 from gateway.models import ServedModel, served_models
-from gateway.settings import Settings, SettingsError
+from gateway.settings import SettingsError, load
+
+ROOT = Path(__file__).parents[3]
 
 
 def write(file: Path, value: Any) -> None:
@@ -37,8 +45,9 @@ def repository(tmp_path: Path, tokenizer: Path) -> Path:
     return folder
 
 
-def served(**settings: Any) -> list[ServedModel]:
-    return served_models(Settings(**settings))
+def served(*, model_repository: Path | None = None, models: list[dict[str, Any]] | None = None) -> list[ServedModel]:
+    repository = ["--model-repository", str(model_repository)] if model_repository else []
+    return served_models(load([*repository, "--models", json.dumps(models or [], default=str)]))
 
 
 def test_every_vllm_model_of_the_repository_is_served(repository: Path) -> None:
@@ -101,23 +110,259 @@ def test_whether_the_tokenizer_itself_adds_a_bos_is_asked_of_it(adds: bool, toke
     assert model.added_bos == ("<s>" if adds else "")
 
 
-def test_wrong_models_are_one_sentence_each(tmp_path: Path, tokenizer: Path) -> None:
-    def sentence(**settings: Any) -> str:
-        with pytest.raises(SettingsError) as caught:
-            served(**settings)
-        assert "\n" not in str(caught.value)
-        return str(caught.value)
+def sentence(**settings: Any) -> str:
+    """The one sentence that refuses these models."""
+    with pytest.raises(SettingsError) as caught:
+        served(**settings)
+    text = str(caught.value)
+    assert text.isprintable()
+    assert len(text) < 1500
+    assert text.endswith(".")
+    return text
 
+
+def test_wrong_models_are_one_sentence_each(tmp_path: Path) -> None:
+    nowhere = tmp_path / "nowhere"
     assert "--model-repository" in sentence()
-    assert "cannot be read" in sentence(model_repository=tmp_path / "nowhere")
+    assert f"{nowhere} cannot be read" in sentence(model_repository=nowhere)
     assert "no model with backend" in sentence(model_repository=tmp_path)
-    assert "does not exist" in sentence(models=[{"triton_model": "m", "tokenizer": tmp_path / "nowhere"}])
+    assert f"{nowhere} of 'm' does not exist" in sentence(models=[{"triton_model": "m", "tokenizer": nowhere}])
+    assert "models[].tokenizer" in sentence(models=[{"triton_model": "m", "chat_template": nowhere}])
     two = [{"triton_model": "m", "names": ["x"]}, {"triton_model": "n", "names": ["x"]}]
     assert "given to two models" in sentence(models=two)
-    write(tokenizer / "tokenizer_config.json", "{")
-    assert "tokenizer_config.json" in sentence(models=[{"triton_model": "m", "tokenizer": tokenizer}])
-    write(tokenizer / "tokenizer_config.json", {"chat_template": "{% if %}"})
-    assert "does not compile" in sentence(models=[{"triton_model": "m", "tokenizer": tokenizer}])
+
+
+# Written in place of a file: a folder stands for whatever the system refuses to read.
+FOLDER = object()
+DEEP = "[" * 100_000
+
+
+def put(file: Path, content: Any) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if content is FOLDER:
+        file.unlink(missing_ok=True)
+        file.mkdir()
+    elif isinstance(content, bytes):
+        file.write_bytes(content)
+    else:
+        write(file, content)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tokenizer_config.json", "{", "is not valid JSON"),
+        ("tokenizer_config.json", "[1]", "must hold a JSON object"),
+        ("tokenizer_config.json", DEEP, "is nested too deeply"),
+        ("tokenizer_config.json", b"\xff", "is not UTF-8"),
+        ("tokenizer_config.json", FOLDER, "Is a directory"),
+        ("tokenizer_config.json", {"chat_template": "{% if %}"}, "does not compile"),
+        ("tokenizer_config.json", {"chat_template": "{{ x | no_such_filter }}"}, "does not compile"),
+        ("tokenizer_config.json", {"chat_template": [1]}, "chat_template: it must be text"),
+        ("tokenizer_config.json", {"chat_template": 5}, "chat_template: it must be text"),
+        ("tokenizer_config.json", {"chat_template": {"default": "x"}}, "chat_template: it must be text"),
+        ("tokenizer_config.json", {"chat_template": [{"name": "default", "template": 5}]}, "chat_template: it must be"),
+        ("tokenizer_config.json", {"chat_template": "{% if x %}" * 5000 + "{% endif %}" * 5000}, "nested too deeply"),
+        ("tokenizer_config.json", {"chat_template": "{% for x in y %}" * 25 + "{% endfor %}" * 25}, "too deeply"),
+        ("tokenizer_config.json", {"chat_template": "{{" + "(" * 5000 + "1" + ")" * 5000 + "}}"}, "too deeply"),
+        ("chat_template.jinja", FOLDER, "Is a directory"),
+        ("chat_template.jinja", b"\xff", "is not UTF-8"),
+        ("chat_template.jinja", "{% if %}", "does not compile"),
+        ("special_tokens_map.json", "[]", "must hold a JSON object"),
+        ("special_tokens_map.json", {"eos_token": ["x"]}, "eos_token must be text"),
+        ("tokenizer.json", "{", "is not a tokenizer"),
+        ("tokenizer.json", "{}", "is not a tokenizer"),
+        ("tokenizer.json", DEEP, "is not a tokenizer"),
+        ("tokenizer.json", b"\xff", "is not UTF-8"),
+        ("tokenizer.json", FOLDER, "Is a directory"),
+        ("config.json", "nonsense", "is not valid JSON"),
+        ("config.json", FOLDER, "Is a directory"),
+        ("generation_config.json", "1", "must hold a JSON object"),
+        ("generation_config.json", {"temperature": "hot", "max_new_tokens": "many"}, "temperature"),
+        ("generation_config.json", {"max_new_tokens": "many"}, "max_new_tokens"),
+        ("generation_config.json", {"max_new_tokens": 0}, "max_new_tokens"),
+        ("generation_config.json", {"temperature": True}, "temperature"),
+        ("generation_config.json", '{"temperature": NaN}', "temperature"),
+        ("generation_config.json", {"top_k": 1.5}, "top_k"),
+        ("generation_config.json", {"top_p": 0}, "top_p"),
+    ],
+)
+def test_a_wrong_file_of_the_tokenizer_is_one_sentence_that_names_it(
+    name: str, content: Any, message: str, tokenizer: Path
+) -> None:
+    put(tokenizer / name, content)
+    text = sentence(models=[{"triton_model": "m", "tokenizer": tokenizer}])
+    assert str(tokenizer) in text
+    # Special tokens stand in either of two files.
+    assert name in text or "eos_token" in text
+    assert message in text
+
+
+def test_a_tokenizer_that_panics_is_one_sentence(tokenizer: Path) -> None:
+    made = Tokenizer(models.WordLevel({"<s>": 0, "a": 1}, unk_token="a"))
+    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    broken = json.loads(made.to_str())
+    del broken["post_processor"]["special_tokens"]["<s>"]
+    write(tokenizer / "tokenizer.json", broken)
+    assert "tokenizer.json is not a tokenizer" in sentence(models=[{"triton_model": "m", "tokenizer": tokenizer}])
+
+
+def test_a_link_to_nowhere_is_not_an_absent_file(tokenizer: Path) -> None:
+    (tokenizer / "generation_config.json").unlink()
+    assert served(models=[{"triton_model": "m", "tokenizer": tokenizer}])[0].defaults == {}
+    (tokenizer / "generation_config.json").symlink_to("gone")
+    assert "generation_config.json cannot be read" in sentence(models=[{"triton_model": "m", "tokenizer": tokenizer}])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "does not exist"), (FOLDER, "Is a directory"), (b"\xff", "is not UTF-8"), ("{% if %}", "does not compile")],
+)
+def test_a_wrong_chat_template_is_one_sentence_that_names_it(
+    content: Any, message: str, tokenizer: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "own.jinja"
+    if content is not None:
+        put(file, content)
+    text = sentence(models=[{"triton_model": "m", "tokenizer": tokenizer, "chat_template": file}])
+    assert str(file) in text
+    assert message in text
+
+
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        ("{", "is not valid JSON"),
+        ("[1]", "must hold a JSON object"),
+        (DEEP, "is nested too deeply"),
+        (b"\xff", "is not UTF-8"),
+        (FOLDER, "Is a directory"),
+        ({"structured_outputs_config": "guidance"}, "structured_outputs_config: it must be a mapping"),
+        ({"structured_outputs_config": ["guidance"]}, "structured_outputs_config: it must be a mapping"),
+        ({"structured_outputs_config": {"backend": 5}}, "structured_outputs_config.backend: it must be 'guidance'"),
+        ({"structured_outputs_config": {"backend": ["x"]}}, "structured_outputs_config.backend: it must be"),
+        ({"structured_outputs_config": {"backend": "foo"}}, "structured_outputs_config.backend: it must be"),
+        ({"model": 5}, "model: it must be a valid string"),
+        ({"model": ["m"]}, "model: it must be a valid string"),
+        ({"model": {"m": 1}}, "model: it must be a valid string"),
+        ({"model": True}, "model: it must be a valid string"),
+        ({"tokenizer": 5}, "tokenizer: it must be a valid string"),
+    ],
+)
+def test_a_wrong_model_json_is_one_sentence_that_names_it(engine: Any, message: str, repository: Path) -> None:
+    file = repository / "m" / "2" / "model.json"
+    put(file, engine)
+    text = sentence(model_repository=repository)
+    assert str(file) in text
+    assert message in text
+
+
+def test_a_model_that_cannot_be_a_path_is_one_sentence(repository: Path) -> None:
+    write(repository / "m" / "2" / "model.json", {"model": "x" * 5000})
+    assert "File name too long" in sentence(model_repository=repository)
+
+
+@pytest.mark.parametrize(("content", "message"), [(FOLDER, "Is a directory"), (b"\xff", "is not UTF-8")])
+def test_a_config_that_cannot_be_read_is_one_sentence_that_names_it(
+    content: Any, message: str, repository: Path
+) -> None:
+    put(repository / "m" / "config.pbtxt", content)
+    text = sentence(model_repository=repository)
+    assert str(repository / "m" / "config.pbtxt") in text
+    assert message in text
+
+
+def test_a_vllm_model_without_engine_arguments_is_one_sentence(repository: Path) -> None:
+    write(repository / "new" / "config.pbtxt", "backend: 'vllm'")
+    # None of these is a version of Triton's.
+    for name in ("0", "01", "²", "latest"):
+        write(repository / "new" / name / "model.json", {})
+    assert f"{repository / 'new'} has the backend vllm but no <version>/model.json" in sentence(
+        model_repository=repository
+    )
+
+
+def test_a_folder_that_cannot_be_in_a_url_is_one_sentence(repository: Path) -> None:
+    (repository / "m").rename(repository / "m 1")
+    assert f"{repository / 'm 1'} is named wrong" in sentence(model_repository=repository)
+
+
+def test_a_commented_backend_is_none(repository: Path) -> None:
+    write(repository / "m" / "config.pbtxt", '# backend: "vllm"\nbackend: "python"')
+    assert "no model with backend" in sentence(model_repository=repository)
+
+
+def test_other_folders_than_those_of_the_configured_models_are_not_read(repository: Path) -> None:
+    write(repository / "n" / "config.pbtxt", 'backend: "vllm"')
+    write(repository / "n" / "1" / "model.json", "{")
+    (model,) = served(model_repository=repository, models=[{"triton_model": "m"}])
+    assert model.max_model_len == 1024
+
+
+@contextmanager
+def without_roots_rights() -> Iterator[None]:
+    """Root may read everything; permissions hold for others only."""
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if is_root:
+            os.seteuid(0)
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o444, 0o111])
+@pytest.mark.parametrize(
+    "place", [".", "m", "m/2", "m/config.pbtxt", "m/2/model.json", "hf", "hf/config.json", "hf/tokenizer_config.json"]
+)
+def test_what_may_not_be_read_is_not_taken_for_absent(place: str, mode: int) -> None:
+    # pytest's own folder is closed to all but its owner.
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write(folder / "m" / "config.pbtxt", 'backend: "vllm"')
+        write(folder / "m" / "2" / "model.json", {"model": str(folder / "hf")})
+        write(folder / "hf" / "config.json", {})
+        write(folder / "hf" / "tokenizer_config.json", {"chat_template": "x"})
+        for path in (folder, *folder.rglob("*")):
+            path.chmod(0o755)
+        forbidden = folder / place
+        forbidden.chmod(mode)
+        opens = mode == (0o111 if place == "hf" else 0o444 if forbidden.is_file() else None)
+        with without_roots_rights():
+            if opens:
+                assert served(model_repository=folder)[0].template is not None
+            else:
+                text = sentence(model_repository=folder)
+                assert "Permission denied" in text
+                assert str(forbidden.resolve()) in text
+        folder.chmod(0o755)
+        forbidden.chmod(0o755)
+
+
+def test_the_file_systems_own_folder_is_no_model(repository: Path) -> None:
+    put(repository / "lost+found" / "config.pbtxt", FOLDER)
+    assert [model.triton_model for model in served(model_repository=repository)] == ["m"]
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("hf/tokenizer.json", "{}"),
+        ("hf/tokenizer_config.json", DEEP),
+        ("repository/m/2/model.json", {"model": ["x"]}),
+        ("repository/m/config.pbtxt", FOLDER),
+    ],
+)
+def test_the_process_ends_with_the_sentence_and_code_2(
+    file: str, content: Any, repository: Path, tmp_path: Path
+) -> None:
+    put(tmp_path / file, content)
+    command = [sys.executable, "-m", "gateway", "--model-repository", str(repository)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith(f"gateway: {tmp_path / file} ")
 
 
 @pytest.mark.parametrize("said", [-1, "auto", None, True])
