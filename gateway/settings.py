@@ -91,7 +91,7 @@ def _no_service_url(value: Any) -> Any:
     return value
 
 
-# In a file a path is text too; only its own kind of strictness applies to it.
+# Strict alone, only a `Path` object would do; files and JSON hold text.
 FilePath = Annotated[Path, Field(strict=False), BeforeValidator(_is_path)]
 
 
