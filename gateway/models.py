@@ -88,7 +88,7 @@ def _served(model: ModelSettings, engine: EngineArguments) -> ServedModel:
         config = read_json(folder / "tokenizer_config.json")
         special = _special_tokens(folder, config)
         added_bos = _added_bos(folder, special.get("bos_token", ""), config)
-        defaults = model_defaults(_generation_config(folder / "generation_config.json"))
+        defaults = model_defaults(_generation_config(folder, engine))
         trained_len = _positive(read_json(folder / "config.json").get("max_position_embeddings"))
         place, source = _template_source(model, folder, config)
         if source is None:
@@ -135,8 +135,12 @@ def _positive(value: Any) -> int | None:
     return value if type(value) is int and value > 0 else None
 
 
-def _generation_config(file: Path) -> dict[str, Any]:
-    values = read_json(file)
+def _generation_config(folder: Path, engine: EngineArguments) -> dict[str, Any]:
+    """The model's own sampling defaults, from where the engine arguments say that vLLM's server takes them."""
+    source = engine.generation_config or "auto"
+    file = (folder if source in ("auto", "vllm") else Path(source)) / "generation_config.json"
+    values = {} if source == "vllm" else read_json(file)
+    values |= engine.override_generation_config or {}
     try:
         _GenerationConfig.model_validate(values)
     except ValidationError as error:

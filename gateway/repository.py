@@ -32,6 +32,8 @@ class EngineArguments(BaseModel):
     model: str | None = None
     tokenizer: str | None = None
     max_model_len: Any = None
+    generation_config: str | None = None
+    override_generation_config: dict[str, Any] | None = None
     structured_outputs_config: _StructuredOutputs | None = None
 
 

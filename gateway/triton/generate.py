@@ -37,13 +37,11 @@ class Connections:
 
     def __init__(self, url: str, connect_timeout: float) -> None:
         parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{url!r} is not a URL such as http://127.0.0.1:8000")
-        self._host = parts.hostname
+        self._host = parts.hostname or ""
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._path = parts.path.rstrip("/")
-        self._netloc = parts.netloc.rpartition("@")[2]
+        self._netloc = parts.netloc
         self._connect_timeout = connect_timeout
         self._idle: list[_Connection] = []
 

@@ -371,3 +371,25 @@ def test_a_context_length_that_only_the_engine_knows_is_not_guessed(said: Any, r
     write(file, json.loads(file.read_text()) | {"max_model_len": said})
     (model,) = served(model_repository=repository)
     assert (model.max_model_len, model.trained_len) == (None, 2048)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "defaults"),
+    [
+        ({}, {"temperature": 0.6}),
+        ({"generation_config": "auto"}, {"temperature": 0.6}),
+        ({"generation_config": "vllm"}, {}),
+        ({"override_generation_config": {"top_k": 5}}, {"temperature": 0.6, "top_k": 5}),
+        (
+            {"generation_config": "vllm", "override_generation_config": {"frequency_penalty": 0.5}},
+            {"frequency_penalty": 0.5},
+        ),
+    ],
+)
+def test_sampling_defaults_come_from_where_the_engine_arguments_say(
+    arguments: dict[str, Any], defaults: dict[str, Any], repository: Path
+) -> None:
+    file = repository / "m" / "2" / "model.json"
+    write(file, json.loads(file.read_text()) | arguments)
+    (model,) = served(model_repository=repository)
+    assert model.defaults == defaults
