@@ -1,228 +1,213 @@
-"""The edge between the event loop and `gateway.translate.schema_check`: a child process with a deadline.
+"""The edge between the event loop and `gateway.translate.schema_check`: child processes and what is remembered.
 
 Checking a schema takes a fraction of a millisecond as a rule, and as long as its author likes at worst
-(expressions and grammars are hostile input). So it is done in one long-lived child process per gateway
-worker, one check at a time; a check that overruns its deadline is killed with the child, a new child is
-started, and the request is refused. Results are remembered, so a schema is checked once.
-
-Over the child's pipes go messages of four bytes of length (big-endian) and that many bytes of JSON;
-`gateway.checker_child` is the other end.
+(expressions and grammars are hostile input). So it is done in child processes, each with a queue of its
+own (`gateway.checker_lane`): every check first gets a short time in the quick lane; what needs more goes
+to the slow lane, where costly checks wait for each other and for nobody else. Answers are validated in a
+third, for they must not wait for checks either. What a check found is remembered.
 """
 
 import asyncio
 import logging
-import sys
+import math
 from collections import OrderedDict
-from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, Final
 
 import orjson
 
+from gateway.checker_lane import Busy, Died, Lane, Overrun, Unavailable
 from gateway.openai.errors import ApiError, bad_request
-from gateway.translate.structured import Constraint
+from gateway.openai.json_text import dumps
+from gateway.translate.structured import MAX_BYTES, Constraint
 
 _log = logging.getLogger(__name__)
 
-MAX_BYTES: Final = 512 * 1024
-"""Of one constraint as JSON. The largest schemas in public collections have 200 to 400 KB."""
+QUICK_BUDGET: Final = 0.02
+"""Seconds of CPU time in the quick lane, where a usual schema takes a millisecond or two: so little that a
+dozen costly ones ahead of it do not matter."""
 DEADLINE: Final = 2.0
-"""Seconds for one check. The largest schemas of public collections take about a tenth of it."""
-MAX_WAITING: Final = 64
-"""Checks that wait for the child; one more is refused with 503."""
+"""Seconds of CPU time for one check."""
 MAX_WAIT: Final = 5.0
-"""Seconds that a check may wait for its turn."""
+"""Seconds that a check may wait for its turn in a lane."""
+ANSWER_BUDGET: Final = 0.5
+"""Seconds of CPU time to validate one answer; against a regex 600 kB are validated in that."""
+ANSWER_WAIT: Final = 1.0
+"""Seconds that the validation of an answer may take in all; the client waits for it."""
+OVERRUN_KEPT: Final = 30.0
+"""Seconds that a schema is refused unseen after it used up its time, so that asking again costs nothing."""
 CACHE_BYTES: Final = 32 * 1024 * 1024
-"""Of remembered results, as JSON."""
+"""Of remembered outcomes, which are kept as the JSON that the child answered."""
+_ENTRY_BYTES: Final = 400
+"""Of memory beside the JSON of a remembered outcome."""
 
 _JUDGED = frozenset({"json", "json_object", "choice", "regex"})
 
 
-class _ChildGone(Exception):
-    """The child died or was killed while it worked on the request."""
+class NotValidated(Exception):
+    """An answer could not be validated; the text says why."""
 
 
 class Checker:
-    """Checks constraints and answers in a child process; one per event loop.
+    """Checks constraints and answers in child processes; one per event loop.
 
     `start` before the first use, `close` at the end; both may be called again after each other.
+    `deadline` is in seconds of CPU time for one check.
     """
 
     def __init__(self, deadline: float = DEADLINE) -> None:
-        self._deadline = deadline
-        self._child: asyncio.subprocess.Process | None = None
-        self._turn = asyncio.Lock()
-        self._waiting = 0
-        self._running: dict[bytes, asyncio.Task[Constraint]] = {}
-        self._results: OrderedDict[bytes, tuple[Constraint | ApiError, int]] = OrderedDict()
-        self._results_bytes = 0
+        self._quick = Lane(QUICK_BUDGET, MAX_WAIT)
+        self._slow = Lane(deadline, MAX_WAIT)
+        self._answers = Lane(ANSWER_BUDGET, ANSWER_WAIT)
+        self._running: dict[bytes, asyncio.Task[bytes]] = {}
+        self._remembered: OrderedDict[bytes, tuple[bytes, float]] = OrderedDict()
+        self._remembered_bytes = 0
 
     async def start(self) -> None:
-        """Start the child (a quarter of a second) and wait until it answers."""
-        async with self._turn:
-            await self._ask({"do": "ping"}, self._deadline + 30)
+        """Start the children (a quarter of a second) but the slow lane's, which starts when it is needed.
+
+        Raises `gateway.checker_lane.CannotStart`, one sentence with the reason.
+        """
+        await self._quick.start()
+        await self._answers.start()
 
     async def close(self) -> None:
-        """End the child; checks that still run are refused."""
+        """End the children; checks that still run are cancelled."""
         for task in list(self._running.values()):
             task.cancel()
-        await self._stop_child()
+        for lane in (self._quick, self._slow, self._answers):
+            await lane.close()
 
     async def check(self, constraint: Constraint, backend: str) -> Constraint:
-        """`schema_check.check` in the child: the constraint with its form for the engine.
+        """`schema_check.check` in a child: the constraint with its form for the engine.
 
         Raises `ApiError`: 400 with the place for what the backend does not enforce and for what is too
-        large or too expensive to check, 503 when too many checks wait.
+        large or too expensive to check, 503 when there is no verdict, as when too many checks wait.
         """
-        body = orjson.dumps(constraint.value)
-        if len(body) > MAX_BYTES:
+        value = dumps(constraint.value)
+        if len(value) > MAX_BYTES:
             raise bad_request(
-                f"{constraint.place} has {len(body)} bytes; at most {MAX_BYTES} are checked.", constraint.place
+                f"{constraint.place} has {len(value)} bytes; at most {MAX_BYTES} are checked.", constraint.place
             )
-        key = _key(body, constraint, backend)
-        known = self._results.get(key)
-        if known is not None:
-            self._results.move_to_end(key)
-            return _given(known[0])
-        task = self._running.get(key)
-        if task is None:
-            task = asyncio.create_task(self._check(key, constraint, backend))
-            self._running[key] = task
-            task.add_done_callback(lambda task: self._done(key, task))
-        # Shielded: a client that goes away must not leave half an exchange on the pipes.
-        return await asyncio.shield(task)
+        key = _key(value, constraint, backend)
+        outcome = self._recall(key)
+        if outcome is None:
+            task = self._running.get(key)
+            if task is None:
+                task = asyncio.create_task(self._check(key, constraint, value, backend))
+                self._running[key] = task
+                task.add_done_callback(lambda task: self._done(key, task))
+            # Shielded: other clients may wait for the same outcome.
+            outcome = await asyncio.shield(task)
+        answer = orjson.loads(outcome)
+        if "error" in answer:
+            error = answer["error"]
+            raise ApiError(error["status"], error["message"], param=error["param"], code=error["code"])
+        return replace(constraint, rewritten=answer["rewritten"])
 
     async def violation(self, constraint: Constraint, text: str) -> str | None:
-        """`schema_check.violation` in the child: None, or what a finished answer does wrong.
+        """`schema_check.violation` in a child: None, or what a finished answer does wrong.
 
-        An answer that cannot be judged in time counts as obeying, and is logged.
+        Raises `NotValidated`, and nothing else, when there is no verdict within `ANSWER_WAIT` seconds.
         """
         if constraint.kind not in _JUDGED:
             return None
-        request = {"do": "violation", "kind": constraint.kind, "value": constraint.value, "text": text}
+        value = orjson.Fragment(dumps(constraint.value))
+        request = orjson.dumps({"do": "violation", "kind": constraint.kind, "value": value, "text": text})
         try:
-            answer = await asyncio.shield(asyncio.create_task(self._take_turn(request)))
-        except (_ChildGone, TimeoutError, ApiError) as error:
-            _log.warning("an answer could not be validated against %s: %r", constraint.place, error)
-            return None
+            async with asyncio.timeout(ANSWER_WAIT):
+                answer = orjson.loads(await self._answers.ask(request))
+        except (TimeoutError, Overrun):
+            raise NotValidated("it took too long") from None
+        except Died:
+            raise NotValidated("the validator does not survive it") from None
+        except Unavailable as error:
+            raise NotValidated(str(error)) from None
+        if "bug" in answer:
+            _log.error("the validator failed: %s", answer["bug"])
+            raise NotValidated("the validator failed")
         found = answer["violation"]
         return None if found is None else str(found)
 
-    async def _check(self, key: bytes, constraint: Constraint, backend: str) -> Constraint:
-        request = {
-            "do": "check", "kind": constraint.kind, "value": constraint.value, "place": constraint.place,
-            "backend": backend,
-        }  # fmt: skip
-        result: Constraint | ApiError
+    async def _check(self, key: bytes, constraint: Constraint, value: bytes, backend: str) -> bytes:
+        """The child's answer, `{"rewritten": …}` or `{"error": …}`."""
+        place = constraint.place
+        request = orjson.dumps(
+            {
+                "do": "check", "kind": constraint.kind, "value": orjson.Fragment(value), "place": place,
+                "backend": backend,
+            }
+        )  # fmt: skip
         try:
-            answer = await self._take_turn(request)
-        except (TimeoutError, _ChildGone):
-            result = bad_request(
-                f"{constraint.place} is too expensive to check (over {self._deadline:g} seconds or too much memory); "
-                "simplify it.",
-                constraint.place,
-            )
-        else:
-            if "error" in answer:
-                error = answer["error"]
-                result = ApiError(error["status"], error["message"], param=error["param"], code=error["code"])
-            else:
-                result = replace(constraint, rewritten=answer["rewritten"])
-        self._remember(key, result)
-        return _given(result)
+            try:
+                outcome = await self._quick.ask(request)
+            except Overrun:
+                outcome = await self._slow.ask(request)
+        except Overrun:
+            outcome = _too_expensive(place, self._slow.budget)
+            self._remember(key, outcome, asyncio.get_running_loop().time() + OVERRUN_KEPT)
+            return outcome
+        except Died:
+            raise bad_request(
+                f"{place} cannot be checked: it needs too much memory, or is nested too deeply; simplify it.", place
+            ) from None
+        except Unavailable as error:
+            if not isinstance(error, Busy):
+                _log.error("a constraint could not be checked: %s", error)
+            raise _try_again() from None
+        if bug := orjson.loads(outcome).get("bug"):
+            _log.error("the schema checker failed: %s", bug)
+            raise ApiError(500, "The constraint on the answer could not be checked; the cause is in the gateway's log.")
+        self._remember(key, outcome, math.inf)
+        return outcome
 
-    def _done(self, key: bytes, task: asyncio.Task[Constraint]) -> None:
+    def _done(self, key: bytes, task: asyncio.Task[bytes]) -> None:
         del self._running[key]
         if not task.cancelled():
             task.exception()  # seen, also when every client that waited for it is gone
 
-    def _remember(self, key: bytes, result: Constraint | ApiError) -> None:
-        size = 500 if isinstance(result, ApiError) else 500 + 2 * len(orjson.dumps(result.value))
-        self._results[key] = (result, size)
-        self._results_bytes += size
-        while self._results_bytes > CACHE_BYTES:
-            _, (_, oldest) = self._results.popitem(last=False)
-            self._results_bytes -= oldest
+    def _recall(self, key: bytes) -> bytes | None:
+        outcome, until = self._remembered.get(key, (None, math.inf))
+        if outcome is None:
+            return None
+        if until < asyncio.get_running_loop().time():
+            self._forget(key)
+            return None
+        self._remembered.move_to_end(key)
+        return outcome
 
-    async def _take_turn(self, request: dict[str, Any]) -> dict[str, Any]:
-        if self._waiting >= MAX_WAITING:
-            raise _busy()
-        self._waiting += 1
-        try:
-            await asyncio.wait_for(self._turn.acquire(), MAX_WAIT)
-        except TimeoutError:
-            raise _busy() from None
-        finally:
-            self._waiting -= 1
-        try:
-            answer = await self._ask(request, self._deadline)
-        finally:
-            self._turn.release()
-        if "bug" in answer:
-            _log.error("the schema checker failed: %s", answer["bug"])
-            raise ApiError(500, "The constraint on the answer could not be checked; the cause is in the gateway's log.")
-        return answer
+    def _remember(self, key: bytes, outcome: bytes, until: float) -> None:
+        self._remembered[key] = (outcome, until)
+        self._remembered_bytes += len(outcome) + _ENTRY_BYTES
+        while self._remembered_bytes > CACHE_BYTES:
+            self._forget(next(iter(self._remembered)))
 
-    async def _ask(self, request: dict[str, Any], deadline: float) -> dict[str, Any]:
-        """One exchange with the child; whatever goes wrong, the next exchange gets a fresh child."""
-        if self._child is None or self._child.returncode is not None:
-            await self._start_child()
-        child = self._child
-        assert child is not None
-        assert child.stdin is not None
-        assert child.stdout is not None
-        body = orjson.dumps(request)
-        try:
-            async with asyncio.timeout(deadline):
-                child.stdin.write(len(body).to_bytes(4, "big") + body)
-                await child.stdin.drain()
-                size = int.from_bytes(await child.stdout.readexactly(4), "big")
-                answer: dict[str, Any] = orjson.loads(await child.stdout.readexactly(size))
-                return answer
-        except (asyncio.IncompleteReadError, ConnectionError):
-            with suppress(TimeoutError):  # it is about to be reaped; a signal to it would disturb that
-                await asyncio.wait_for(child.wait(), 1)
-            await self._stop_child()
-            raise _ChildGone from None
-        except BaseException:  # a deadline or a cancellation leaves the answer on the pipe
-            await self._stop_child()
-            raise
-
-    async def _start_child(self) -> None:
-        self._child = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "gateway.checker_child", str(self._deadline),
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C in the terminal is for the gateway, which ends the child
-        )  # fmt: skip
-
-    async def _stop_child(self) -> None:
-        child, self._child = self._child, None
-        if child is None:
-            return
-        if child.returncode is None:
-            child.kill()
-        await child.wait()
+    def _forget(self, key: bytes) -> None:
+        outcome, _ = self._remembered.pop(key)
+        self._remembered_bytes -= len(outcome) + _ENTRY_BYTES
 
 
-def _given(result: Constraint | ApiError) -> Constraint:
-    """A remembered result as the outcome of a call."""
-    if isinstance(result, ApiError):
-        # A fresh one: a raised exception keeps the frames that it passed.
-        raise ApiError(result.status, result.message, param=result.param, code=result.code)
-    return result
-
-
-def _key(body: bytes, constraint: Constraint, backend: str) -> bytes:
-    digest = blake2b(body, digest_size=20)
+def _key(value: bytes, constraint: Constraint, backend: str) -> bytes:
+    digest = blake2b(value, digest_size=20)
     digest.update(f"{constraint.kind}\n{backend}\n{constraint.place}".encode())
     return digest.digest()
 
 
-def _busy() -> ApiError:
+def _too_expensive(place: str, seconds: float) -> bytes:
+    error: dict[str, Any] = {
+        "status": 400,
+        "message": f"{place} is too expensive to check (over {seconds:g} seconds); simplify it.",
+        "param": place,
+        "code": None,
+    }
+    return orjson.dumps({"error": error})
+
+
+def _try_again() -> ApiError:
     return ApiError(
         503,
-        "Too many schemas are being checked; try again in a moment.",
+        "The constraint on the answer cannot be checked now, as when too many are; try again in a moment.",
         code="schema_checker_busy",
         headers={"Retry-After": "1"},
     )

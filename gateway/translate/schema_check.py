@@ -18,6 +18,7 @@ import jsonschema_rs
 import orjson
 
 from gateway.openai.errors import ApiError, bad_request
+from gateway.openai.json_text import loads
 from gateway.translate import (
     patterns,
     schema_either,
@@ -26,9 +27,9 @@ from gateway.translate import (
     schema_xgrammar,
     structural_tag,
 )
-from gateway.translate.schema_keywords import DRAFTS
+from gateway.translate.schema_keywords import COUNTS, DRAFTS
 from gateway.translate.schema_walk import Document, Schema, refuse
-from gateway.translate.structured import Constraint
+from gateway.translate.structured import Constraint, refuse_numbers_beyond_double
 
 MAX_DEPTH: Final = 64
 """Objects and arrays inside each other; vLLM's own limit."""
@@ -38,6 +39,8 @@ MAX_VALUES: Final = 5_000
 """Values in one enum, choices in one choice."""
 MAX_ITEMS: Final = 10_000
 """For minItems and maxItems: each counted member is a rule in guidance's grammar, which panics above 65,000."""
+MAX_COUNT: Final = 2**31 - 1
+"""For every other count: xgrammar holds them in 32 bits."""
 MAX_NAME: Final = 1_000
 """Characters of a property's name; a longer one is no name."""
 
@@ -102,16 +105,10 @@ def _check_schema(constraint: Constraint, backend: str) -> Constraint:
     _check_meta_of_the_rest(document, draft)
     _check_limits(document)
     schema_normal.check(document, draft)
-    if backend == "guidance":
-        schema_guidance.check(document)
-        rebuilt = schema_normal.rebuild(document, schema_guidance.edit)
-        schema_guidance.verify(document, rebuilt)
-    elif backend == "xgrammar":
-        schema_xgrammar.check(document)
-        rebuilt = schema_normal.rebuild(document, schema_xgrammar.edit)
-    else:
-        schema_either.check(document)
-        rebuilt = schema_normal.rebuild(document, schema_either.edit)
+    rules: Any = {"guidance": schema_guidance, "xgrammar": schema_xgrammar}.get(backend, schema_either)
+    rules.check(document)
+    rebuilt: Schema = _within_64_bits(schema_normal.rebuild(document, rules.edit))
+    if backend != "xgrammar":
         schema_guidance.verify(document, rebuilt)
     _check_depth(rebuilt, place)
     return replace(constraint, rewritten=rebuilt)
@@ -191,12 +188,25 @@ def _check_limits(document: Document) -> None:
         values = schema.get("enum")
         if isinstance(values, list) and len(values) > MAX_VALUES:
             raise refuse(document.place, (*path, "enum"), f"{len(values)} values; at most {MAX_VALUES} are checked.")
-        for key in ("minItems", "maxItems"):
-            if schema.get(key, 0) > MAX_ITEMS:
-                raise refuse(document.place, (*path, key), f"at most {MAX_ITEMS} members can be counted.")
+        for key in COUNTS & schema.keys():
+            most = MAX_ITEMS if key.endswith("Items") else MAX_COUNT
+            if schema[key] > most:
+                raise refuse(document.place, (*path, key), f"at most {most} can be counted.")
         names = schema.get("properties")
         if isinstance(names, dict) and any(len(name) > MAX_NAME for name in names):
             raise refuse(document.place, (*path, "properties"), f"there is a name longer than {MAX_NAME} characters.")
+
+
+def _within_64_bits(value: Any) -> Any:
+    """The value with the double in place of a larger integer, as JSON parsers of 64 bits read it.
+
+    Where it would change what an answer may be, `schema_normal` has refused it.
+    """
+    if isinstance(value, dict):
+        return {key: _within_64_bits(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_within_64_bits(item) for item in value]
+    return float(value) if isinstance(value, int) and not -(2**63) <= value < 2**63 else value
 
 
 def _check_text(constraint: Constraint, backend: str) -> None:
@@ -247,9 +257,10 @@ def _check_structural_tag(constraint: Constraint, backend: str) -> Constraint:
             place,
         )
     try:
-        tag = orjson.loads(constraint.value)
-    except orjson.JSONDecodeError as error:
+        tag = loads(constraint.value)
+    except ValueError as error:
         raise bad_request(f"{place} is no JSON: {error}.", place) from None
+    refuse_numbers_beyond_double(tag, place)
     _check_depth(tag, place)
     checked = structural_tag.check(tag, place, _check_inner)
     return replace(constraint, rewritten=orjson.dumps(checked).decode())

@@ -8,13 +8,14 @@ Three ways to ask for the same thing, and exactly one of them per request:
 `response_format` (OpenAI's), `structured_outputs` (vLLM's), `guided_*` (vLLM's before 0.12).
 """
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
-
-import orjson
+from typing import Any, Final, Literal
 
 from gateway.openai.errors import ApiError, bad_request
+from gateway.openai.json_text import dumps, loads
+from gateway.translate.schema_walk import Path, refuse
 
 Kind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag"]
 
@@ -29,6 +30,11 @@ FIELDS = (
     "guided_whitespace_pattern",
 )
 """The request fields that `constraint_of` reads; all others are none of its business."""
+
+MAX_BYTES: Final = 512 * 1024
+"""Of one constraint as JSON. The largest schemas in public collections have 200 to 400 KB."""
+
+_LARGEST_NUMBER: Final = sys.float_info.max
 
 # Options that vLLM's request model takes and no backend of vLLM reads per request.
 _NO_EFFECT_OPTIONS = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
@@ -95,7 +101,7 @@ def _response_format(value: Any, place: str) -> Constraint | None:
         _refuse_extra(value, place, ("type", "json_schema"))
         return _json_schema(inner, f"{place}.json_schema")
     if kind == "structural_tag":
-        return Constraint("structural_tag", orjson.dumps(value).decode(), place)
+        return Constraint("structural_tag", _sound_json(value, place).decode(), place)
     raise bad_request(
         f"{place}.type must be text, json_object, json_schema or structural_tag, not {_a(kind)}.",
         f"{place}.type",
@@ -104,8 +110,8 @@ def _response_format(value: Any, place: str) -> Constraint | None:
 
 def _json_schema(value: dict[str, Any], place: str) -> Constraint:
     _refuse_extra(value, place, ("name", "description", "schema", "strict"))
-    if not isinstance(value.get("name"), str):
-        raise bad_request(f"{place}.name is required and is a string.", f"{place}.name")
+    if not isinstance(value.get("name"), str) or not value["name"]:
+        raise bad_request(f"{place}.name is required and is a string that is not empty.", f"{place}.name")
     for key, wanted, word in (("description", str, "a string"), ("strict", bool, "true or false")):
         if value.get(key) is not None and not isinstance(value[key], wanted):
             raise bad_request(f"{place}.{key} must be {word}, not {_a(value[key])}.", f"{place}.{key}")
@@ -115,6 +121,7 @@ def _json_schema(value: dict[str, Any], place: str) -> Constraint:
             f"{place}.schema is required and is a JSON Schema (an object), not {_a(schema)}.",
             f"{place}.schema",
         )
+    _sound_json(schema, f"{place}.schema")
     return Constraint("json", schema, f"{place}.schema")
 
 
@@ -135,11 +142,12 @@ def _structured_outputs(value: Any, place: str) -> Constraint:
 def _json(value: Any, place: str) -> Constraint:
     if isinstance(value, str):
         try:
-            value = orjson.loads(value)
-        except orjson.JSONDecodeError as error:
+            value = loads(value)
+        except ValueError as error:
             raise bad_request(f"{place} is text that is no JSON: {error}.", place) from None
     if not isinstance(value, dict | bool):
         raise bad_request(f"{place} must be a JSON Schema (an object, or JSON text of one).", place)
+    _sound_json(value, place)
     return Constraint("json", value, place)
 
 
@@ -179,6 +187,45 @@ def _structural_tag(value: Any, place: str) -> Constraint:
     if not isinstance(value, str) or not value.strip():
         raise bad_request(f"{place} must be a structural tag as JSON text.", place)
     return Constraint("structural_tag", value, place)
+
+
+def _sound_json(value: Any, place: str) -> bytes:
+    """The value as JSON text; refuses one that is too large or that JSON text cannot hold."""
+    refuse_numbers_beyond_double(value, place)
+    text = dumps(value)
+    if len(text) > MAX_BYTES:
+        raise bad_request(f"{place} has {len(text)} bytes; at most {MAX_BYTES} are checked.", place)
+    return text
+
+
+def refuse_numbers_beyond_double(value: Any, place: str) -> None:
+    """Raises `ApiError` 400 with the place of a number that no double holds.
+
+    Parsers make an infinity of `1e999`, and JSON text a `null` of that: another constraint than was asked for.
+    """
+    pending = [value]
+    for item in pending:
+        if isinstance(item, dict):
+            pending += item.values()
+        elif isinstance(item, list):
+            pending += item
+        elif _is_beyond_double(item):
+            path = _path_to_number_beyond_double(value)
+            assert path is not None
+            raise refuse(place, path, "no double can hold this number; use one within ±1.79e308.")
+
+
+def _is_beyond_double(item: Any) -> bool:
+    return isinstance(item, int | float) and not -_LARGEST_NUMBER <= item <= _LARGEST_NUMBER
+
+
+def _path_to_number_beyond_double(value: Any) -> Path | None:
+    if isinstance(value, dict | list):
+        for step, item in value.items() if isinstance(value, dict) else enumerate(value):
+            below = _path_to_number_beyond_double(item)
+            if below is not None:
+                return (step, *below)
+    return () if _is_beyond_double(value) else None
 
 
 def _no_effect(place: str) -> ApiError:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from gateway.openai.errors import ApiError
+from gateway.openai.schema import parse_chat
 from gateway.translate.schema_check import check, violation
 from gateway.translate.structured import Constraint, constraint_of
 
@@ -14,6 +15,28 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "additiona
 
 def response_format(**inner: Any) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "out", **inner}}}
+
+
+def in_every_field(schema: str) -> list[tuple[str, str]]:
+    """Request fields as JSON text with the schema (JSON text) in each that takes one, and its place there."""
+    text = json.dumps(schema)
+    new = f'{{"type": "structural_tag", "format": {{"type": "json_schema", "json_schema": {schema}}}}}'
+    old = f'{{"structures": [{{"begin": "<", "schema": {schema}, "end": ">"}}], "triggers": ["<"]}}'
+    old_typed = f'{{"type": "structural_tag", {old[1:]}'
+    return [
+        (f'{{"response_format": {{"type": "json_schema", "json_schema": {{"name": "n", "schema": {schema}}}}}}}',
+         "response_format.json_schema.schema"),
+        (f'{{"structured_outputs": {{"json": {schema}}}}}', "structured_outputs.json"),
+        (f'{{"structured_outputs": {{"json": {text}}}}}', "structured_outputs.json"),
+        (f'{{"guided_json": {schema}}}', "guided_json"),
+        (f'{{"guided_json": {text}}}', "guided_json"),
+        (f'{{"response_format": {new}}}', "response_format.format.json_schema"),
+        (f'{{"response_format": {old_typed}}}', "response_format.structures[0].schema"),
+        (f'{{"structured_outputs": {{"structural_tag": {json.dumps(new)}}}}}',
+         "structured_outputs.structural_tag.format.json_schema"),
+        (f'{{"structured_outputs": {{"structural_tag": {json.dumps(old)}}}}}',
+         "structured_outputs.structural_tag.structures[0].schema"),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -84,6 +107,7 @@ def test_no_constraint(fields: dict[str, Any]) -> None:
         (response_format(schema=SCHEMA, schemas=1), "response_format.json_schema.schemas"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
          "response_format.json_schema.name"),
+        (response_format(schema=SCHEMA, name=""), "response_format.json_schema.name"),
         ({"structured_outputs": "x"}, "structured_outputs"),
         ({"structured_outputs": {}}, "structured_outputs"),
         ({"structured_outputs": {"json": None}}, "structured_outputs"),
@@ -114,6 +138,38 @@ def test_refused_shape(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as error:
         constraint_of(fields)
     assert (error.value.status, error.value.param) == (400, param)
+
+
+def check_request(fields: str) -> Constraint:
+    request = parse_chat(f'{{"model": "m", "messages": [{{"role": "user", "content": "q"}}], {fields[1:]}'.encode())
+    constraint = constraint_of(request.model_dump())
+    assert constraint is not None
+    return check(constraint, "xgrammar")
+
+
+@pytest.mark.parametrize(
+    ("schema", "where"),
+    [
+        ('{"const": 1e999}', ".const"), ('{"const": -1e999}', ".const"), ('{"enum": [1, {"a": [null, 1e400]}]}',
+        ".enum[1].a[1]"), ('{"properties": {"a b": {"maximum": 1e999}}}', '.properties["a b"].maximum'),
+        ('{"default": 1e999}', ".default"), (f'{{"default": 1{"0" * 309}}}', ".default"),
+        (f'{{"maximum": -1{"0" * 4000}}}', ".maximum"), (f'{{"const": {2**64 + 1}}}', ".const"),
+        ('{"maxLength": 1e300}', ".maxLength"),
+    ],
+)  # fmt: skip
+def test_numbers_that_cannot_be_held_are_refused_in_every_field(schema: str, where: str) -> None:
+    for body, place in in_every_field(schema):
+        with pytest.raises(ApiError) as error:
+            check_request(body)
+        assert (error.value.status, error.value.param) == (400, place + where)
+
+
+def test_numbers_that_can_be_held_are_taken_in_every_field() -> None:
+    schema = f'{{"type": "number", "default": 1.7e308, "examples": [-{10**30}, {2**64}, null, "1e999"]}}'
+    for body, _ in in_every_field(schema):
+        checked = json.dumps(check_request(body).engine_value()).replace("e+", "e")
+        for number in ("1.7e308", "-1e30", "1.8446744073709552e19"):
+            assert number in checked
 
 
 @pytest.mark.parametrize(
