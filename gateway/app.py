@@ -5,6 +5,8 @@ solver cost more than the whole translation).
 """
 
 import contextlib
+import logging
+import os
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -17,15 +19,18 @@ from starlette.exceptions import HTTPException
 from gateway.api.chat import ChatCompletions
 from gateway.api.http import Receive, Scope, Send
 from gateway.checker import Checker
+from gateway.checker_lane import CannotStart
 from gateway.metrics import REGISTRY
 from gateway.models import ServedModel, by_name, served_models
-from gateway.openai.errors import ApiError, not_supported_yet
+from gateway.openai.errors import ApiError, bad_request
 from gateway.openai.schema import ChatRequest
 from gateway.routing.instances import Instance
 from gateway.routing.policy import choose
 from gateway.settings import Settings
 from gateway.triton.control import Control
 from gateway.triton.generate import Connections
+
+_log = logging.getLogger(__name__)
 
 _CHAT = "/v1/chat/completions"
 # 422 is FastAPI's own answer to a wrong body; here it is 400, made by the route that stands ahead.
@@ -68,7 +73,13 @@ class Gateway:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
-        await self._checker.start()
+        try:
+            await self._checker.start()
+        except CannotStart as error:
+            _log.critical("the schema checker does not start: %s", error)
+            await self._checker.close()
+            # Nothing is served yet; an exception here would only become a stack trace of uvicorn's.
+            os._exit(1)
         self._control.start()
         try:
             yield
@@ -85,7 +96,8 @@ class Gateway:
         app = FastAPI(
             title="Gateway",
             description="OpenAI-compatible API in front of Triton Inference Server and vLLM. Every field that is "
-            "accepted reaches the engine, is done by the gateway, or is refused.",
+            "known reaches the engine, is done by the gateway, is refused with a 400 that names it, or, where it cannot "
+            "change the answer, is ignored with a warning header.",
             lifespan=self._lifespan,
             redirect_slashes=False,
         )
@@ -144,7 +156,7 @@ class Gateway:
 
             @app.post(path, include_in_schema=False)
             async def later(request: Request) -> Response:
-                raise not_supported_yet(request.url.path)
+                raise bad_request(f"{request.url.path} is not supported yet.", code="unsupported_endpoint")
 
         for operation in app.openapi()["paths"].values():
             for method in operation.values():

@@ -40,6 +40,12 @@ cancelled_total = Counter(
 structured_total = Counter(
     "gateway_structured_outputs", "Requests with a constraint, by its kind.", ["model", "kind"], registry=REGISTRY
 )
+structured_not_validated_total = Counter(
+    "gateway_structured_outputs_not_validated",
+    "Finished answers that could not be checked against their constraint in time.",
+    ["model", "kind"],
+    registry=REGISTRY,
+)
 structured_violations_total = Counter(
     "gateway_structured_output_violations",
     "Finished answers that did not obey their constraint: the engine's grammar backend failed.",

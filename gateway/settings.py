@@ -184,9 +184,22 @@ def parser() -> argparse.ArgumentParser:
         elif get_origin(field.annotation) is Literal:
             options["metavar"] = "{" + ",".join(get_args(field.annotation)) + "}"
         else:
-            options["metavar"] = "JSON" if name == "models" else name.rpartition("_")[2].upper()
+            options["metavar"] = _METAVARS[name]
         flags.add_argument("--" + name.replace("_", "-"), **options)
     return flags
+
+
+_METAVARS = {
+    "host": "ADDRESS",
+    "port": "PORT",
+    "model_repository": "DIR",
+    "models": "JSON",
+    "max_body_bytes": "BYTES",
+    "max_in_flight": "COUNT",
+    "request_timeout": "SECONDS",
+    "connect_timeout": "SECONDS",
+    "shutdown_timeout": "SECONDS",
+}
 
 
 def _help(name: str) -> str:

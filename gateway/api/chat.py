@@ -26,7 +26,7 @@ from gateway.api.http import (
     warning_headers,
     watch_client,
 )
-from gateway.checker import Checker
+from gateway.checker import Checker, NotValidated
 from gateway.models import ServedModel
 from gateway.openai import sse
 from gateway.openai.errors import ApiError, bad_request, unavailable
@@ -284,7 +284,12 @@ class ChatCompletions:
 
     async def _violation(self, constraint: Constraint, text: str, model: ServedModel) -> list[Header]:
         """Check a finished answer against its constraint: the client is told, the operator too."""
-        found = await self._checker.violation(constraint, text)
+        try:
+            found = await self._checker.violation(constraint, text)
+        except NotValidated as error:
+            metrics.structured_not_validated_total.labels(model.names[0], constraint.kind).inc()
+            _log.warning("an answer of model %s was not validated: %s", model.names[0], error)
+            return [(b"x-gateway-structured-output", b"not-validated")]
         if found is None:
             return []
         metrics.structured_violations_total.labels(model.names[0], constraint.kind).inc()

@@ -114,7 +114,7 @@ _CHAT_FIELDS = (
     # Cannot change the answer.
     _ignored("user", "Names the end user."),
     _ignored("metadata", "Labels of a stored answer; nothing is stored."),
-    _ignored("store", "Nothing is stored; only false can be asked for.", only=(False,)),
+    _ignored("store", "Nothing is stored.", only=(False,)),
     _ignored("safety_identifier", "Names the end user."),
     _ignored("prompt_cache_key", "A hint for a cache; vLLM's prefix cache needs none."),
     _ignored("service_tier", "There is one tier.", only=("auto", "default")),
@@ -193,7 +193,7 @@ def judge_extras(extras: Mapping[str, Any], table: Mapping[str, Field], *, stric
         elif field.fate is Fate.IGNORED:
             if field.only is not None and not _is_one_of(value, field.only):
                 allowed = " or ".join(repr(v).lower() if isinstance(v, bool) else repr(v) for v in field.only)
-                raise bad_request(f"{name} can only be {allowed} here: {field.note}", param=name)
+                raise bad_request(f"{name} can only be {allowed} here. {field.note}", param=name)
             warnings.append(f"{name} was ignored")
         elif not _is_one_of(value, field.harmless):
             raise _refusal(field)

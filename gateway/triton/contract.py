@@ -5,7 +5,6 @@ for NVIDIA's stock one (STOCK). Pure: values in, values out. The other half of t
 `vllm_backend/contract.py`.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from enum import StrEnum
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from gateway.openai.errors import ApiError, bad_request, internal_error, unavailable
+from gateway.openai.json_text import dumps
 
 # Triton's release 26.01 is server version 2.65; a minor version is a month.
 _OLDEST_STOCK = (2, 65)
@@ -101,17 +101,9 @@ def request_body(
             parameters["max_tokens"] = context_len
         if constraint is not None:
             # The stock backend wants JSON inside the JSON, and nothing but a string.
-            parameters["structured_outputs"] = _dumps(constraint).decode()
-    inputs["sampling_parameters"] = _dumps(parameters).decode()
+            parameters["structured_outputs"] = dumps(constraint).decode()
+    inputs["sampling_parameters"] = dumps(parameters).decode()
     return orjson.dumps(inputs)
-
-
-def _dumps(value: Any) -> bytes:
-    try:
-        return orjson.dumps(value)
-    except TypeError:
-        # Integers beyond 64 bits, which a client's schema may hold.
-        return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
 
 
 def parse_response(payload: bytes) -> Delta:

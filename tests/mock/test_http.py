@@ -3,6 +3,8 @@
 import json
 import signal
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 
 from bench.mock_engine.running import MockEngine, running_mock_engine
 from tests.support.chat import ask, chat
-from tests.support.gateway import Gateway, running_gateway
+from tests.support.gateway import ROOT, Gateway, running_gateway
 
 BODY = json.dumps(chat(max_tokens=2)).encode()
 
@@ -190,3 +192,19 @@ def test_requests_with_the_defaults_that_sdks_send(client: httpx.Client) -> None
     answer = ask(client, "hi", **defaults)
     assert answer.status_code == 200, answer.text
     assert "x-gateway-warning" not in answer.headers
+
+
+def test_a_checker_that_cannot_start_is_one_sentence(repository: Path, engine: MockEngine) -> None:
+    """Here since the Python that runs the gateway cannot be run again."""
+    script = "import sys, gateway.app; sys.executable = '/nowhere/python'; sys.argv[0] = 'gateway'; "
+    script += "import runpy; runpy.run_module('gateway', run_name='__main__')"
+    process = subprocess.run(
+        [sys.executable, "-c", script, "--port", "0", "--triton", engine.url, "--model-repository", str(repository)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert process.returncode == 1
+    assert "the schema checker does not start" in process.stderr
+    assert "Traceback" not in process.stderr
