@@ -2,10 +2,12 @@
 
 import argparse
 import errno
+import re
 import signal
 import sys
 from pathlib import Path
 from types import FrameType
+from urllib.parse import urlsplit
 
 from devtools import lock, testing, up
 from devtools.errors import DevError
@@ -13,7 +15,22 @@ from devtools.paths import home
 from devtools.stack import Ports
 
 
-def _parser() -> argparse.ArgumentParser:
+_UP_EXAMPLE = """\
+A Triton that already runs:
+  ./dev up --engine http://127.0.0.1:8000 --config gateway.yaml
+with, in gateway.yaml (every setting: docs/gateway.md):
+  models:
+    - triton_model: llama
+      tokenizer: /models/llama-3.1-8b-instruct
+"""
+_TEST_EXAMPLE = """\
+For example the unit tests whose name has "stream":
+  ./dev test tests/unit -k stream
+"""
+
+
+def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """The parser of the whole command line, and that of each command."""
     parser = argparse.ArgumentParser(
         prog="./dev",
         description="Starts the stack, its tests and its linters. Everything that they need is made on first use, "
@@ -21,17 +38,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    start = commands.add_parser("up", help="start the stack in the foreground; Ctrl-C stops it")
+    start = commands.add_parser(
+        "up",
+        help="start the stack in the foreground; Ctrl-C stops it",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=_UP_EXAMPLE,
+    )
     start.add_argument(
         "--engine",
         default="triton",
         metavar="mock|URL",
-        help="mock: a stand-in without torch and vLLM, ready in seconds; URL: a Triton that already runs "
-        "(default: a real tritonserver with vLLM on the CPU)",
+        help="mock: a stand-in without torch and vLLM, ready in seconds; URL: a Triton that already runs, whose "
+        "models --config names (default: a real tritonserver with vLLM on the CPU)",
     )
-    start.add_argument(
-        "--config", type=Path, metavar="FILE", help="the gateway's settings, such as the models of --engine URL"
-    )
+    start.add_argument("--config", type=Path, metavar="FILE", help="YAML file with settings of the gateway")
     for flag, default, what in (
         ("--port", Ports.gateway, "the gateway"),
         ("--triton-http-port", Ports.triton_http, "Triton's HTTP, or the mock engine"),
@@ -40,7 +60,16 @@ def _parser() -> argparse.ArgumentParser:
     ):
         start.add_argument(flag, type=_port, default=default, metavar="N", help=f"port of {what} (default: {default})")
 
-    test = commands.add_parser("test", help="set up and run the tests; other arguments go to pytest")
+    test = commands.add_parser(
+        "test",
+        help="set up and run the tests; other arguments go to pytest",
+        usage="./dev test [-h] [--containers | --long] [PYTEST ARGUMENT ...]",
+        description="Sets up and runs the tests. Every other argument goes to pytest.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=_TEST_EXAMPLE,
+        # pytest's --co is no short form of --containers.
+        allow_abbrev=False,
+    )
     tier = test.add_mutually_exclusive_group()
     for name, what in testing.TIERS.items():
         tier.add_argument(
@@ -49,14 +78,13 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("lint", help="run ruff and mypy")
     commands.add_parser("setup", help="make everything that up and test need, and start nothing")
     commands.add_parser("lock", help="renew locks/ within the bounds of pyproject.toml")
-    return parser
+    return parser, commands.choices
 
 
 def _port(text: str) -> int:
-    number = int(text)
-    if not 1 <= number <= 65535:
-        raise argparse.ArgumentTypeError("a port is between 1 and 65535")
-    return number
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= 65535):
+        raise argparse.ArgumentTypeError(f"must be a port from 1 to 65535, not {text!r}")
+    return int(text)
 
 
 def _run(arguments: argparse.Namespace, rest: list[str]) -> int:
@@ -81,9 +109,20 @@ def _run(arguments: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _engine(value: str) -> str:
-    if value in ("triton", "mock") or value.startswith(("http://", "https://")):
+    if value in ("triton", "mock") or _is_base_url(value):
         return value
     raise DevError(f"--engine takes mock or the base URL of a Triton, such as http://127.0.0.1:8000, not {value!r}.")
+
+
+def _is_base_url(value: str) -> bool:
+    """Whether this is what the gateway takes for a Triton: scheme, host, port and perhaps a path."""
+    try:
+        url = urlsplit(value)
+        host = (url.hostname or "").encode("idna")
+        url.port  # noqa: B018 - raises for one that is none
+    except ValueError:
+        return False
+    return url.scheme in ("http", "https") and bool(host) and not re.search(r"[^!-~]|[@?#]", value)
 
 
 def main() -> int:
@@ -91,10 +130,10 @@ def main() -> int:
         # As an exception, so that whatever runs is ended on the way out.
         raise SystemExit(128 + number)
 
-    parser = _parser()
+    parser, commands = _parsers()
     arguments, rest = parser.parse_known_args()
     if rest and arguments.command != "test":
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        commands[arguments.command].error(f"unrecognized arguments: {' '.join(rest)}")
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, terminated)
     try:

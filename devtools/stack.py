@@ -3,13 +3,13 @@
 `./dev up` and the tests start the same thing from here.
 """
 
+import http.client
 import os
 import random
 import re
 import shutil
 import socket
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -273,7 +273,7 @@ def answers(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=5) as response:
             return bool(response.status == 200)
-    except (OSError, urllib.error.URLError):
+    except (OSError, http.client.HTTPException):  # The second: something else than HTTP answers there.
         return False
 
 
