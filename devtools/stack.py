@@ -29,6 +29,8 @@ HOST = "127.0.0.1"
 _LOAD_SECONDS = 600
 # How often tritonserver is started if it forgets its stub.
 _ATTEMPTS = 2
+# The server's lines about its models.
+_LOADING = re.compile(r"\"(?:loading: (\S+):\d+|successfully loaded '(\S+)')\"")
 
 Say = Callable[[str], None]
 
@@ -206,7 +208,7 @@ class Stack:
             )
             watch = StubWatch(self.service("triton"))
             try:
-                self._await("triton", f"{self.triton_url}/v2/health/ready", _LOAD_SECONDS, say, watch.check)
+                self._await("triton", f"{self.triton_url}/v2/health/ready", _LOAD_SECONDS, say, watch.check, _loading)
                 return
             except ForgottenStub:
                 if attempt + 1 == _ATTEMPTS:
@@ -229,8 +231,19 @@ class Stack:
     def _launch(self, name: str, command: list[str | Path], **options: Any) -> None:
         self.services.append(Service(name, command, self.state / "logs" / f"{name}.log", **options))
 
-    def _await(self, name: str, url: str, seconds: float, say: Say, check: Callable[[], None] = lambda: None) -> None:
-        """Waits until `url` answers 200. Raises DevError if the service ends, `seconds` pass or `check` does."""
+    def _await(
+        self,
+        name: str,
+        url: str,
+        seconds: float,
+        say: Say,
+        check: Callable[[], None] = lambda: None,
+        doing: Callable[[str], str] = lambda _: "",
+    ) -> None:
+        """Waits until `url` answers 200. Raises DevError if the service ends, `seconds` pass or `check` does.
+
+        `doing` says what the service does, given its output so far; empty if the output does not tell.
+        """
         say(f"waiting for {name}")
         service = self.service(name)
         deadline = time.monotonic() + seconds
@@ -240,6 +253,8 @@ class Stack:
             if answers(url):
                 return
             check()
+            if now := doing(service.output()):
+                say(now)
             if time.monotonic() > deadline:
                 raise DevError(f"{name} is not ready after {seconds:.0f} s: {reason(service)} (log: {service.log})")
             time.sleep(0.1)
@@ -275,6 +290,21 @@ def answers(url: str) -> bool:
             return bool(response.status == 200)
     except (OSError, http.client.HTTPException):  # The second: something else than HTTP answers there.
         return False
+
+
+def _loading(output: str) -> str:
+    """What tritonserver does while it starts, from its log."""
+    waiting: dict[str, None] = {}
+    loaded = ""
+    for begun, done in _LOADING.findall(output):
+        if begun:
+            waiting[begun] = None
+        else:
+            loaded = done
+            waiting.pop(done, None)
+    if waiting:
+        return f"loading {', '.join(waiting)}"
+    return f"{loaded} is loaded" if loaded else ""
 
 
 _CAUSES = (

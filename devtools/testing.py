@@ -4,7 +4,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from devtools import environments, models, preconditions, triton, up
+from devtools import environments, models, preconditions, todo, triton
 from devtools.errors import DevError
 from devtools.paths import ROOT
 from devtools.processes import service_environment
@@ -19,16 +19,18 @@ _NO_TESTS = 5  # pytest's exit code when it selected nothing.
 def set_up() -> environments.Environment:
     """Makes everything that the tests use and that can be had on this machine; the developers' environment."""
     preconditions.check_linux()
-    environments.services()
-    dev = environments.dev()
-    models.tiny(dev.python)
+    python = None
     try:
         preconditions.check_engine_platform()
         python = engine_python()
     except DevError as problem:
         note(f"No real stack on this machine, its tests say so: {problem}")
+    todo.announce(todo.SERVICES, todo.DEV, todo.TINY, *(todo.REAL if python else ()))
+    environments.services()
+    dev = environments.dev()
+    models.tiny(dev.python)
+    if python is None:
         return dev
-    up.check_disk(real=True)
     environments.engine()
     triton.server(python)
     models.smollm2()

@@ -49,9 +49,17 @@ def extract(archive: zipfile.ZipFile, wanted: Callable[[str], bool], target: Pat
             path.chmod((member.external_attr >> 16) & 0o777 or 0o644)
 
 
+def _folder() -> Path:
+    return home() / f"triton-{cache.key(locked('nvidia-pytriton'))}"
+
+
+def is_made() -> bool:
+    return cache.is_made(_folder())
+
+
 def server(python: Python) -> Path:
     """The folder of the unpacked server: `pytriton/tritonserver/bin/tritonserver` beside `nvidia_pytriton.libs`."""
-    folder = home() / f"triton-{cache.key(locked('nvidia-pytriton'))}"
+    folder = _folder()
 
     def make(making: cache.Making) -> None:
         with download_wheel("nvidia-pytriton", making, python) as archive:

@@ -13,11 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from devtools import environments, guard, models, preconditions
+from devtools import environments, guard, models, preconditions, todo
 from devtools.errors import DevError
-from devtools.paths import STATE, home
+from devtools.paths import STATE
 from devtools.processes import Service
 from devtools.progress import note, step
+from devtools.pythons import engine_python
 from devtools.stack import Ports, Stack, StackConfig, reason
 
 _SCHEMA = {
@@ -26,6 +27,14 @@ _SCHEMA = {
     "required": ["city", "country"],
     "additionalProperties": False,
 }
+
+# How long open requests may go on after Ctrl-C; then the gateway ends them with an error. Below the time that its
+# guard gives it (10 s), so that it does get to that.
+_DRAIN_SECONDS = 5
+_STOPPING = (
+    f"\nStopping: waiting for open requests (up to {_DRAIN_SECONDS} s), then for the engine; "
+    "Ctrl-C again ends everything at once."
+)
 
 
 class Stopped(BaseException):
@@ -37,8 +46,10 @@ def up(engine: str, ports: Ports, gateway_config: Path | None) -> int:
     real = engine == "triton"
     used: tuple[str, ...] = ("gateway",)
     preconditions.check_linux()
+    preconditions.check_config(engine, gateway_config)
     if real:
         preconditions.check_engine_platform()
+        engine_python()
         preconditions.check_memory()
         used = ("gateway", "triton_http", "triton_grpc", "triton_metrics")
     elif engine == "mock":
@@ -49,7 +60,11 @@ def up(engine: str, ports: Ports, gateway_config: Path | None) -> int:
     config = StackConfig(
         engine=engine,
         models={models.SMOLLM2 if real else models.TINY: {}},
-        gateway_arguments=("--config", str(gateway_config)) if gateway_config else (),
+        gateway_arguments=(
+            *("--shutdown-timeout", str(_DRAIN_SECONDS)),
+            # The gateway itself runs in the checkout.
+            *(("--config", str(gateway_config.resolve())) if gateway_config else ()),
+        ),
         ports=ports,
     )
     guard.become_subreaper()
@@ -57,7 +72,7 @@ def up(engine: str, ports: Ports, gateway_config: Path | None) -> int:
     with _only_one(state.with_suffix(".lock"), ports.gateway), _stop_signals():
         stack = None
         try:
-            check_disk(real)
+            todo.announce(todo.SERVICES, *(todo.REAL if real else (todo.TINY,) if engine == "mock" else ()))
             stack = Stack(config, state, environments.services().python)
             stack.prepare()
             with step(f"Starting the stack (logs in {_short(stack.state / 'logs')})") as say:
@@ -65,7 +80,7 @@ def up(engine: str, ports: Ports, gateway_config: Path | None) -> int:
             _show_commands(stack.url)
             _watch(stack)
         except Stopped:
-            note("\nStopping …")
+            note(_STOPPING if stack is not None and stack.services else "\nStopping …")
         finally:
             _second_signal_kills(stack)
             if stack is not None:
@@ -73,14 +88,6 @@ def up(engine: str, ports: Ports, gateway_config: Path | None) -> int:
             guard.kill_descendants()
     note("Stopped.")
     return 0
-
-
-def check_disk(real: bool) -> None:
-    """Raises if a set-up that is still to be done would not fit on the disk."""
-    if real and not environments.is_engine_made():
-        preconditions.check_disk(home(), preconditions.ENGINE_DISK)
-    elif not home().exists():
-        preconditions.check_disk(home(), preconditions.SERVICES_DISK)
 
 
 @contextmanager
