@@ -95,9 +95,9 @@ class Gateway:
     def _fastapi(self) -> FastAPI:
         app = FastAPI(
             title="Gateway",
-            description="OpenAI-compatible API in front of Triton Inference Server and vLLM. Every field that is "
-            "known reaches the engine, is done by the gateway, is refused with a 400 that names it, or, where it cannot "
-            "change the answer, is ignored with a warning header.",
+            description="OpenAI-compatible API in front of Triton Inference Server and vLLM. Every known field reaches "
+            "the engine, is done by the gateway, is refused with a 400 that names it, or, where it cannot change the "
+            "answer, is ignored with a warning header.",
             lifespan=self._lifespan,
             redirect_slashes=False,
         )

@@ -37,21 +37,13 @@ from gateway.routing.instances import Instance
 from gateway.routing.policy import choose
 from gateway.settings import Settings
 from gateway.translate.sampling import refuse_on_stock, sampling_parameters
-from gateway.translate.structured import Constraint, constraint_of
+from gateway.translate.structured import FIELDS, Constraint, constraint_of
 from gateway.triton import contract
 from gateway.triton.contract import Backend
 from gateway.triton.generation import Generation
 
 _log = logging.getLogger(__name__)
 
-_CONSTRAINT_FIELDS = (
-    "response_format",
-    "structured_outputs",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-)
 _GONE_STATUS = 499
 # Past the deadline, for the client to take the error. One that does not read is let go then.
 _DEADLINE_GRACE_S = 2.0
@@ -180,7 +172,7 @@ class ChatCompletions:
         if request.stream_options is not None and not request.stream:
             raise bad_request("stream_options needs stream: true.", "stream_options")
         warnings = judge_extras(request.model_extra or {}, CHAT, strict=self._settings.strict_fields)
-        constraint = constraint_of({field: getattr(request, field) for field in _CONSTRAINT_FIELDS})
+        constraint = constraint_of({field: getattr(request, field, None) for field in FIELDS})
         if model.template is None:
             raise ApiError(400, model.no_chat, param="model", code="model_without_chat_template")
         prompt = model.template.render(request)

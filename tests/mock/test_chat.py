@@ -9,7 +9,7 @@ import pytest
 
 from bench.mock_engine.running import MockEngine
 from gateway.openai.fields import CHAT, Fate
-from tests.support.chat import MODEL, ask, chat, events, joined
+from tests.support.chat import MODEL, SCHEMA, TELLING, ask, chat, events, joined
 from tests.support.gateway import Gateway
 
 
@@ -112,30 +112,6 @@ def test_an_absent_limit_is_not_sixteen(client: httpx.Client) -> None:
     assert usage["total_tokens"] == 512
 
 
-TELLING: dict[str, Any] = {
-    "temperature": 0.25,
-    "top_p": 0.5,
-    "frequency_penalty": -0.5,
-    "presence_penalty": 0.75,
-    "seed": 12345,
-    "stop": ["zzz"],
-    "logit_bias": {"5": -50.0},
-    "top_k": 7,
-    "min_p": 0.125,
-    "repetition_penalty": 1.5,
-    "min_tokens": 3,
-    "stop_token_ids": [5, 6],
-    "include_stop_str_in_output": True,
-    "ignore_eos": True,
-    "bad_words": ["x"],
-    "allowed_token_ids": [1, 2],
-    "skip_special_tokens": False,
-    "spaces_between_special_tokens": False,
-    "vllm_xargs": {"k": [1, "v"]},
-    "stream_interval": 4,
-}
-
-
 def test_telling_values_cover_every_forwarded_field() -> None:
     assert TELLING.keys() == {f.name for f in CHAT.values() if f.fate is Fate.FORWARDED}
 
@@ -167,14 +143,6 @@ def test_a_warning_header_is_safe_whatever_the_name(client: httpx.Client) -> Non
     assert answer.status_code == 200
     assert "set-cookie" not in answer.headers
     assert len(answer.headers["x-gateway-warning"]) <= 2048
-
-
-SCHEMA = {
-    "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 8}, "n": {"type": "integer", "minimum": 0, "maximum": 9}},
-    "required": ["name", "n"],
-    "additionalProperties": False,
-}
 
 
 @pytest.mark.parametrize(

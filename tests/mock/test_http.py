@@ -112,9 +112,11 @@ def test_a_client_that_does_not_read_is_let_go_at_the_deadline(repository: Path)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             connection.sendall(head(length=len(body)) + body)
             give_up_at = time.monotonic() + 10
-            while gateway.metric("gateway_requests_total", status="499") + gateway.metric(
-                "gateway_requests_total", status="200"
-            ) == 0:
+            while (
+                gateway.metric("gateway_requests_total", status="499")
+                + gateway.metric("gateway_requests_total", status="200")
+                == 0
+            ):
                 assert time.monotonic() < give_up_at
                 time.sleep(0.05)
         assert gateway.metric("gateway_requests_in_flight") == 0

@@ -8,8 +8,7 @@ import httpx
 import pytest
 
 from bench.mock_engine.running import MockEngine, running_mock_engine
-from tests.mock.test_chat import SCHEMA, TELLING
-from tests.support.chat import MODEL, ask, events, joined
+from tests.support.chat import MODEL, SCHEMA, TELLING, ask, events, joined
 from tests.support.gateway import running_gateway
 
 ON_STOCK = {name: value for name, value in TELLING.items() if name not in ("logit_bias", "stream_interval")}

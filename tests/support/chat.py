@@ -7,6 +7,37 @@ import httpx
 
 MODEL = "mock"
 
+# A value that is no default for every field that is forwarded to the engine.
+TELLING: dict[str, Any] = {
+    "temperature": 0.25,
+    "top_p": 0.5,
+    "frequency_penalty": -0.5,
+    "presence_penalty": 0.75,
+    "seed": 12345,
+    "stop": ["zzz"],
+    "logit_bias": {"5": -50.0},
+    "top_k": 7,
+    "min_p": 0.125,
+    "repetition_penalty": 1.5,
+    "min_tokens": 3,
+    "stop_token_ids": [5, 6],
+    "include_stop_str_in_output": True,
+    "ignore_eos": True,
+    "bad_words": ["x"],
+    "allowed_token_ids": [1, 2],
+    "skip_special_tokens": False,
+    "spaces_between_special_tokens": False,
+    "vllm_xargs": {"k": [1, "v"]},
+    "stream_interval": 4,
+}
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "n": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "required": ["name", "n"],
+    "additionalProperties": False,
+}
+
 
 def chat(text: str = "Say something.", /, **changes: Any) -> dict[str, Any]:
     """A request body."""

@@ -9,29 +9,7 @@ from gateway.openai.errors import ApiError
 from gateway.openai.fields import CHAT, Fate
 from gateway.openai.schema import ChatRequest, parse_chat
 from gateway.translate.sampling import model_defaults, refuse_on_stock, sampling_parameters
-
-TELLING: dict[str, Any] = {
-    "temperature": 0.25,
-    "top_p": 0.5,
-    "frequency_penalty": -0.5,
-    "presence_penalty": 0.75,
-    "seed": -1234567890123456789,
-    "stop": ["a", "b"],
-    "logit_bias": {"5": -50.0},
-    "top_k": 7,
-    "min_p": 0.125,
-    "repetition_penalty": 1.5,
-    "min_tokens": 3,
-    "stop_token_ids": [5, 6],
-    "include_stop_str_in_output": True,
-    "ignore_eos": True,
-    "bad_words": ["x"],
-    "allowed_token_ids": [1, 2],
-    "skip_special_tokens": False,
-    "spaces_between_special_tokens": False,
-    "vllm_xargs": {"k": [1, "v"]},
-    "stream_interval": 4,
-}
+from tests.support.chat import TELLING
 
 
 def request(**changes: Any) -> ChatRequest:
