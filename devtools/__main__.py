@@ -14,7 +14,6 @@ from devtools.errors import DevError
 from devtools.paths import home
 from devtools.stack import Ports
 
-
 _UP_EXAMPLE = """\
 A Triton that already runs:
   ./dev up --engine http://127.0.0.1:8000 --config gateway.yaml
@@ -109,12 +108,12 @@ def _run(arguments: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _engine(value: str) -> str:
-    if value in ("triton", "mock") or _is_base_url(value):
+    if value in ("triton", "mock") or is_base_url(value):
         return value
     raise DevError(f"--engine takes mock or the base URL of a Triton, such as http://127.0.0.1:8000, not {value!r}.")
 
 
-def _is_base_url(value: str) -> bool:
+def is_base_url(value: str) -> bool:
     """Whether this is what the gateway takes for a Triton: scheme, host, port and perhaps a path."""
     try:
         url = urlsplit(value)

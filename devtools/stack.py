@@ -208,7 +208,7 @@ class Stack:
             )
             watch = StubWatch(self.service("triton"))
             try:
-                self._await("triton", f"{self.triton_url}/v2/health/ready", _LOAD_SECONDS, say, watch.check, _loading)
+                self._await("triton", f"{self.triton_url}/v2/health/ready", _LOAD_SECONDS, say, watch.check, loading)
                 return
             except ForgottenStub:
                 if attempt + 1 == _ATTEMPTS:
@@ -292,7 +292,7 @@ def answers(url: str) -> bool:
         return False
 
 
-def _loading(output: str) -> str:
+def loading(output: str) -> str:
     """What tritonserver does while it starts, from its log."""
     waiting: dict[str, None] = {}
     loaded = ""

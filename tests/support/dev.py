@@ -52,10 +52,13 @@ def up_flags(ports: Ports) -> list[str]:
 
 
 @contextmanager
-def running_up(*flags: str, ports: Ports, ready_within: float, **environment: str) -> Iterator[Up]:
-    """Starts `./dev up` on `ports` and yields it when it has shown its commands."""
+def running_up(
+    *flags: str, ports: Ports, ready_within: float, cwd: Path | None = None, **environment: str
+) -> Iterator[Up]:
+    """Starts `./dev up` on `ports`, in the folder `cwd`, and yields it when it has shown its commands."""
     process = subprocess.Popen(
         [ROOT / "dev", "up", *up_flags(ports), *flags],
+        cwd=cwd,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -88,10 +91,13 @@ def running_up(*flags: str, ports: Ports, ready_within: float, **environment: st
         up.state.with_suffix(".lock").unlink(missing_ok=True)
 
 
-def run_dev(*arguments: str, timeout: float = 60, **environment: str) -> "subprocess.CompletedProcess[str]":
+def run_dev(
+    *arguments: str, timeout: float = 60, cwd: Path | None = None, **environment: str
+) -> "subprocess.CompletedProcess[str]":
     """Runs `./dev` to its end; its output is in `stdout`."""
     return subprocess.run(
         [ROOT / "dev", *arguments],
+        cwd=cwd,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
