@@ -12,7 +12,10 @@ _MB = 10**6
 
 @dataclass(frozen=True)
 class Part:
-    """One thing that is made once. `download` and `disk` are MB, measured and rounded up."""
+    """One thing that is made once. `download` and `disk` are MB, rounded up.
+
+    Measured, but for the downloads of torch (about 200 of the engine's) and SmolLM2, which are estimates.
+    """
 
     is_made: Callable[[], bool]
     download: int
