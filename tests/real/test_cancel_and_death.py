@@ -90,6 +90,7 @@ def narrow_backend(narrow: Stack) -> Iterator[Backend]:
     backend.close()
 
 
+@pytest.mark.long
 def test_while_it_is_queued(narrow_backend: Backend) -> None:
     busy = {"text_input": "Hello", "send_admission": True, "sampling_parameters": LONG}
     with narrow_backend.open(**busy) as first, narrow_backend.open(**busy) as second:
@@ -107,6 +108,7 @@ def test_while_it_is_queued(narrow_backend: Backend) -> None:
     assert {tokens for _, tokens in seen} == {0}
 
 
+@pytest.mark.long
 def test_while_it_prefills(narrow_backend: Backend) -> None:
     seen = [
         time_to_cancel(narrow_backend, f"prefill {n}", 0.02, input_ids=[5 + n] * 8000, sampling_parameters=LONG)
@@ -116,6 +118,7 @@ def test_while_it_prefills(narrow_backend: Backend) -> None:
     assert {tokens for _, tokens in seen} == {0}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("when", ["queued", "prefill"])
 def test_a_client_of_the_gateway(when: str, stream: bool, narrow: Stack, narrow_backend: Backend) -> None:
@@ -155,12 +158,14 @@ def test_a_client_of_the_gateway(when: str, stream: bool, narrow: Stack, narrow_
     assert "after 0 tokens" in line
 
 
+@pytest.mark.long
 def test_a_seed_with_chunked_prefill_is_refused(narrow_backend: Backend) -> None:
     """It would end the engine: torch's generators on the CPU cannot be set back."""
     text = narrow_backend.refusal(text_input="Hello", sampling_parameters=sampling(seed=1))
     assert text.startswith("INVALID_ARG sampling_parameters.seed: not supported on the CPU while chunked prefill is on")
 
 
+@pytest.mark.long
 def test_the_death_of_the_engine(narrow: Stack, narrow_backend: Backend) -> None:
     """Requests in flight get UNAVAILABLE at once, the model is no longer ready, and loading it again helps."""
     (engine,) = [

@@ -14,6 +14,7 @@ def _paste(command: str) -> str:
     return subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120, check=True).stdout
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("engine_platform")
 def test_the_printed_commands_work_and_ctrl_c_leaves_nothing() -> None:
     with running_up(ports=Ports.free(), ready_within=240) as up:

@@ -251,6 +251,7 @@ async def test_the_deadline_is_time_of_the_check_and_not_of_a_busy_machine() -> 
     await checker.close()
 
 
+@pytest.mark.long
 async def test_a_machine_that_never_answers_is_no_verdict_either(checker: Checker) -> None:
     stuck = child_of(checker._quick)
     os.killpg(stuck, signal.SIGSTOP)
@@ -261,6 +262,7 @@ async def test_a_machine_that_never_answers_is_no_verdict_either(checker: Checke
     assert (await checker.check(json_constraint(SCHEMA), "guidance")).value == SCHEMA
 
 
+@pytest.mark.long
 async def test_costly_checks_delay_neither_cheap_ones_nor_answers(checker: Checker) -> None:
     numbers = itertools.count()
     statuses: list[int] = []
