@@ -47,7 +47,7 @@ class MockEngine:
         received = cast(list[dict[str, Any]], self._call("GET", "/mock/requests"))
         return [request for request in received if match in str(request["inputs"].get("text_input", ""))]
 
-    def wait_for_requests(self, count: int, match: str = "", timeout: float = 5.0) -> list[dict[str, Any]]:
+    def wait_for_requests(self, count: int, match: str = "", timeout: float = 30.0) -> list[dict[str, Any]]:
         """The requests as soon as at least `count` of them have ended. Raises MockEngineError after `timeout`
         seconds."""
         give_up_at = time.monotonic() + timeout

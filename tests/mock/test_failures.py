@@ -133,7 +133,7 @@ def test_a_client_that_goes_away_before_admission_is_let_go_at_once(
     assert request["ended"] == "cancelled"
 
 
-def wait_for(condition: Callable[[], bool], timeout: float = 5) -> None:
+def wait_for(condition: Callable[[], bool], timeout: float = 30) -> None:
     give_up_at = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < give_up_at

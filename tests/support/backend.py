@@ -77,7 +77,7 @@ class Backend:
                 raise AssertionError(answer.text)
             yield (json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: "))
 
-    def wait_for_log(self, text: str, timeout: float = 10) -> str:
+    def wait_for_log(self, text: str, timeout: float = 60) -> str:
         """The first line of the server's log with `text` in it, as soon as it is there."""
         return next(self._log_lines(lambda line: text in line, timeout))
 
