@@ -15,7 +15,6 @@ _TYPES = {
     408: "timeout_error",
     413: "invalid_request_error",
     429: "rate_limit_error",
-    499: "client_closed_request",
     500: "internal_error",
     503: "unavailable_error",
     504: "timeout_error",

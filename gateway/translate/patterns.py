@@ -75,11 +75,6 @@ def parse(pattern: str) -> Pattern:
     return Pattern(text, parser.raw_safe)
 
 
-def literal(text: str) -> str:
-    """`text` as a pattern that matches just it, in ECMA-262 and in the engines' dialects."""
-    return "".join(_char(ord(c)) for c in text)
-
-
 def none_of(names: list[str]) -> str:
     """A pattern for every string that is none of `names`, without look-ahead (engines have none)."""
     trie: dict[str, dict] = {}  # type: ignore[type-arg]

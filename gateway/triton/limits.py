@@ -1,6 +1,6 @@
 """Sizes and times of the connection to Triton, each with its reason."""
 
-MAX_HEAD_BYTES = 64 * 1024  # Triton's heads are under 300 bytes; more is not a Triton.
-MAX_EVENT_BYTES = 16 * 1024 * 1024  # One response with top-20 logprobs of a merged burst stays under 1 MB.
+MAX_HEAD_BYTES = 64 * 1024  # A status line and a few headers; more is not a Triton.
+MAX_EVENT_BYTES = 16 * 1024 * 1024  # Far above any response; without a limit a broken peer could fill the memory.
 READ_AHEAD_BYTES = 64 * 1024  # Past this the socket is not read, so that a slow client costs no memory.
 IDLE_CONNECTIONS = 256  # Kept open per instance; a connection more costs one handshake.
