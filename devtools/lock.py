@@ -20,6 +20,9 @@ _HEADER = "# Exact versions of the bounds in pyproject.toml. Made by ./dev lock;
 _ENGINE_TARGET = ("--python-version", ENGINE_VERSION, "--python-platform", "x86_64-manylinux_2_35")
 _ANY_TARGET = ("--universal", "--python-version", "3.11")
 
+# The services, by the names of their extras; each has a lock of its own.
+_PARTS = ("gateway", "metrics-proxy", "prefetch")
+
 # opencv asks for numpy 2, which the stub cannot use; vLLM reads images with it and nothing here does.
 _ENGINE_OVERRIDES = "numpy<2\n"
 # torch's sister packages have no build that fits the CPU one, and triton (1 GB) compiles for GPUs.
@@ -46,13 +49,15 @@ def _renew(environment: environments.Environment, scratch: Path) -> None:
                 raise DevError(f"uv cannot resolve locks/{lock}: {result.stderr.strip()}")
             (LOCKS / lock).write_text(_HEADER + result.stdout)
 
-    compile("gateway.txt", "pyproject.toml", "--extra", "gateway", *_ANY_TARGET)
+    extras: list[str] = []
+    constraints: list[str] = []
+    for part in _PARTS:
+        # All services run the same versions of what they share.
+        compile(f"{part}.txt", "pyproject.toml", "--extra", part, *constraints, *_ANY_TARGET)
+        extras += ["--extra", part]
+        constraints += ["--constraints", f"locks/{part}.txt"]
     # The tests run what the services run.
-    compile(
-        "dev.txt",
-        *("pyproject.toml", "--extra", "gateway", "--extra", "dev", "--constraints", "locks/gateway.txt"),
-        *_ANY_TARGET,
-    )
+    compile("dev.txt", "pyproject.toml", *extras, "--extra", "dev", *constraints, *_ANY_TARGET)
     compile("artifacts.txt", "--group", "artifacts", "--no-deps", *_ENGINE_TARGET)
 
     wheels = scratch / "wheels"
