@@ -16,6 +16,7 @@ from gateway.files import is_folder, read_json, read_text
 from gateway.repository import EngineArguments, checked_name, vllm_models
 from gateway.settings import ModelSettings, Settings
 from gateway.settings_error import SettingsError, mistake, shown
+from gateway.tokenizer import ModelTokenizer
 from gateway.translate.prompt import ChatTemplate
 from gateway.translate.sampling import model_defaults
 
@@ -44,12 +45,15 @@ class ServedModel:
     a sentence for the client, why the model has no chat template. `added_bos` is the text that the
     tokenizer itself puts before every prompt, empty where it puts none. `max_model_len` is the context
     length where settings or engine arguments say it; `trained_len` what the model's own configuration
-    says, which the engine may stretch or cut."""
+    says, which the engine may stretch or cut. `no_tokenizer` says, in a sentence for the client, why there is no
+    `tokenizer`."""
 
     names: tuple[str, ...]
     triton_model: str
     template: ChatTemplate | None
     no_chat: str
+    tokenizer: ModelTokenizer | None
+    no_tokenizer: str
     grammar_backend: str
     max_model_len: int | None
     trained_len: int | None
@@ -78,16 +82,22 @@ def served_models(settings: Settings) -> list[ServedModel]:
 
 def _served(model: ModelSettings, engine: EngineArguments) -> ServedModel:
     folder = _tokenizer_folder(model, engine)
-    template, no_chat, added_bos, defaults, trained_len = None, "", "", {}, None
+    name = (model.names or [model.triton_model])[0]
+    template, no_chat, tokenizer, no_tokenizer, added_bos, defaults, trained_len = None, "", None, "", "", {}, None
     if folder is None:
-        no_chat = (
-            f"The model {(model.names or [model.triton_model])[0]!r} has no tokenizer in the gateway's settings; "
+        no_chat = no_tokenizer = (
+            f"The model {name!r} has no tokenizer in the gateway's settings; "
             "set models[].tokenizer to the folder with its files."
         )
     else:
         config = read_json(folder / "tokenizer_config.json")
         special = _special_tokens(folder, config)
-        added_bos = _added_bos(folder, special.get("bos_token", ""), config)
+        tokenizer = _tokenizer(folder)
+        if tokenizer is None:
+            no_tokenizer = (
+                f"The tokenizer of {name!r} has no tokenizer.json; set models[].tokenizer to a folder with one."
+            )
+        added_bos = _added_bos(tokenizer, special.get("bos_token", ""), config)
         defaults = model_defaults(_generation_config(folder, engine))
         trained_len = _positive(read_json(folder / "config.json").get("max_position_embeddings"))
         place, source = _template_source(model, folder, config)
@@ -104,6 +114,8 @@ def _served(model: ModelSettings, engine: EngineArguments) -> ServedModel:
         triton_model=model.triton_model,
         template=template,
         no_chat=no_chat,
+        tokenizer=tokenizer,
+        no_tokenizer=no_tokenizer,
         grammar_backend=model.structured_outputs_backend or (structured and structured.backend) or "",
         max_model_len=model.max_model_len or _positive(engine.max_model_len),
         trained_len=trained_len,
@@ -200,23 +212,31 @@ def _template(file: Path, source: str, special_tokens: Mapping[str, str]) -> Cha
         raise SettingsError(f"{file} is wrong: the chat template is nested too deeply.") from None
 
 
-def _added_bos(folder: Path, bos: str, config: Mapping[str, Any]) -> str:
-    """What the tokenizer itself puts before a prompt: the BOS or nothing."""
-    if not bos:
-        return ""
+def _tokenizer(folder: Path) -> ModelTokenizer | None:
+    """`None` where there is no `tokenizer.json`: files of other libraries, such as SentencePiece's, are not read."""
     file = folder / "tokenizer.json"
     text = read_text(file)
     if text is None:
-        return bos if config.get("add_bos_token") else ""
+        return None
     try:
-        tokens = Tokenizer.from_str(text).encode("a").tokens
+        tokenizer = Tokenizer.from_str(text)
+        # Shows what the post-processor lacks.
+        tokenizer.encode("a")
+        return ModelTokenizer(tokenizer)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
         # tokenizers raises no class of its own, and for a post-processor without its token a panic, which is
         # no `Exception`.
         raise SettingsError(f"{file} is not a tokenizer: {' '.join(str(error).split())}.") from None
-    return bos if tokens[:1] == [bos] else ""
+
+
+def _added_bos(tokenizer: ModelTokenizer | None, bos: str, config: Mapping[str, Any]) -> str:
+    """What the tokenizer itself puts before a prompt: the BOS or nothing."""
+    if tokenizer is None:
+        return bos if config.get("add_bos_token") else ""
+    ids = tokenizer.encode("a", add_special_tokens=True)
+    return bos if bos and tokenizer.token_strings(ids[:1]) == [bos] else ""
 
 
 def by_name(models: Sequence[ServedModel]) -> dict[str, ServedModel]:

@@ -88,7 +88,19 @@ class ScriptedConnections(Connections):
         return connection
 
 
-MODEL = ServedModel(("m",), "m", ChatTemplate("{{ messages[0].content }}", {}), "", "guidance", 100, None, {}, "")
+MODEL = ServedModel(
+    names=("m",),
+    triton_model="m",
+    template=ChatTemplate("{{ messages[0].content }}", {}),
+    no_chat="",
+    tokenizer=None,
+    no_tokenizer="",
+    grammar_backend="guidance",
+    max_model_len=100,
+    trained_len=None,
+    defaults={},
+    added_bos="",
+)
 
 
 async def answer(raw: bytes, cuts: Iterable[int], *, stream: bool) -> tuple[int, bytes]:

@@ -1,0 +1,141 @@
+"""A model's tokenizer: text to token ids and back, and what each single token stands for.
+
+Belongs here: what is asked of the `tokenizers` library, the only place that knows its ways. The files are read
+by `gateway.models`. No I/O. Safe to use from several threads.
+"""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tokenizers import Tokenizer
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+# Decoders that look at one token at a time once it stands between two others; what they make of it there can be
+# asked of the library. CTC is none of them: it drops a token that repeats the one before.
+_LOCAL_DECODERS = {"BPEDecoder", "ByteFallback", "Fuse", "Metaspace", "Replace", "Strip", "WordPiece"}
+# Steps that change nothing between two tokens of a text that is already joined.
+_EDGE_DECODERS = {"Fuse", "Strip"}
+# A token that every decoder leaves as it is.
+_NEIGHBOUR = "a"
+
+
+class ModelTokenizer:
+    """One model's tokenizer. `tokenizer` becomes this object's own: its truncation and padding are switched off,
+    since a prompt is neither cut nor filled up in silence."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        self.vocabulary_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
+        """Tokens that have a name. The model's own table may be longer: rows without a token."""
+        added = tokenizer.get_added_tokens_decoder()
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        """The tokens that `skip_special_tokens` leaves out of a text."""
+        self._bytes = _Memo(self._string, _bytes_in_text(tokenizer.decoder))
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """`add_special_tokens`: with those that the tokenizer itself puts around a text, such as a BOS. Special
+        tokens that are written out in the text become those tokens, as in the engine."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Raises `ValueError` that names an id which the vocabulary lacks."""
+        self.token_strings(ids)
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def token_strings(self, ids: Sequence[int]) -> list[str]:
+        """The vocabulary's own spelling of each token, such as `Ġthe` or `▁the`. Raises `ValueError` that names an
+        id which the vocabulary lacks."""
+        strings = []
+        for token_id in ids:
+            string = self._string(token_id)
+            if string is None:
+                raise ValueError(f"the vocabulary has no token {token_id}")
+            strings.append(string)
+        return strings
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """The bytes that a token adds in the middle of a text, exact also where it is only a part of a character.
+
+        `None` where they cannot be known: the vocabulary lacks the id, or what the decoder makes of a token
+        depends on its neighbours. Cheap from a token's second time on.
+        """
+        return self._bytes[token_id]
+
+    def _string(self, token_id: int) -> str | None:
+        # Outside of 32 bits, the library does not answer but raises.
+        if not 0 <= token_id < 2**32:
+            return None
+        string: str | None = self._tokenizer.id_to_token(token_id)
+        return string
+
+
+class _Memo(dict[int, bytes | None]):
+    """Each token's bytes, worked out when it is first asked for: an answer uses few of a vocabulary's tokens, so a
+    whole table would cost time at the start and memory for nothing."""
+
+    def __init__(self, string: Callable[[int], str | None], in_text: Callable[[str], bytes | None]) -> None:
+        self._string = string
+        self._in_text = in_text
+
+    def __missing__(self, token_id: int) -> bytes | None:
+        string = self._string(token_id)
+        # Ids that no vocabulary has are not remembered: there are too many of them.
+        if string is None:
+            return None
+        found = self[token_id] = self._in_text(string)
+        return found
+
+
+def _bytes_in_text(decoder: Any) -> Callable[[str], bytes | None]:
+    """The rule that turns a token's string into its bytes, by the kind of the tokenizer's decoder."""
+    if decoder is None:
+        # The library then joins the tokens with blanks.
+        return lambda string: b" " + string.encode()
+    steps = _steps(json.loads(decoder.__getstate__()))
+    if "ByteLevel" in steps:
+        return _byte_level if set(steps) <= {"ByteLevel"} | _EDGE_DECODERS else lambda _: None
+    if not set(steps) <= _LOCAL_DECODERS:
+        return lambda _: None
+    before = decoder.decode([_NEIGHBOUR])
+    after = decoder.decode([_NEIGHBOUR, _NEIGHBOUR]).removeprefix(before)
+    falls_back = "ByteFallback" in steps
+
+    def between_neighbours(string: str) -> bytes | None:
+        if falls_back and (byte := _BYTE_TOKEN.fullmatch(string)):
+            return bytes.fromhex(byte[1])
+        text: str = decoder.decode([_NEIGHBOUR, string, _NEIGHBOUR])
+        return text.removeprefix(before).removesuffix(after).encode()
+
+    return between_neighbours
+
+
+def _steps(decoder: dict[str, Any]) -> list[str]:
+    if decoder["type"] == "Sequence":
+        return [step for inner in decoder["decoders"] for step in _steps(inner)]
+    return [decoder["type"]]
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The characters that stand for the 256 bytes in byte-level vocabularies, as GPT-2 introduced them: printable
+    Latin-1 stands for itself, the rest for the characters from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()
+
+
+def _byte_level(string: str) -> bytes:
+    # An added token is plain text; the decoder tells it by a character that stands for no byte.
+    try:
+        return bytes([_BYTE_OF[character] for character in string])
+    except KeyError:
+        return string.encode()
