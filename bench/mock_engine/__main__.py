@@ -20,7 +20,8 @@ Control for tests, all JSON:
                      "split_writes": [sizes] or seed  the response's bytes leave in pieces
                      "text": what the model says instead
   DELETE /mock/faults    remove all faults; stalled requests go on
-  GET    /mock/requests  the requests received: inputs, decoded sampling_parameters, admitted, tokens, how each ended
+  GET    /mock/requests  the requests received: inputs, decoded sampling_parameters, parameters (what the backend
+                         ignores), Triton's request_id, admitted, tokens, how each ended
   DELETE /mock/requests  forget them
   GET    /mock/state     live, ready, in_flight, models
   POST   /mock/state     {"live": bool, "ready": bool, "models": {"NAME": {"ready": bool}}}
@@ -34,8 +35,10 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import get_args
 
 from bench.mock_engine.models import RepositoryError
+from bench.mock_engine.own import SchedulingPolicy
 from bench.mock_engine.server import MockServer, Options
 
 
@@ -47,6 +50,12 @@ def _options(arguments: list[str] | None = None) -> Options:
     parser.add_argument("--host", default=defaults.host, help="address to listen on (%(default)s)")
     parser.add_argument("--port", type=int, default=defaults.port, help="port to listen on (%(default)s: a free one)")
     parser.add_argument("--stock", action="store_true", help="behave as NVIDIA's stock vLLM backend, with its faults")
+    parser.add_argument(
+        "--scheduling-policy",
+        choices=get_args(SchedulingPolicy),
+        default=defaults.scheduling_policy,
+        help="the engine's scheduling_policy (%(default)s): a request may have a priority only with priority",
+    )
     parser.add_argument(
         "--model",
         action="append",
@@ -69,6 +78,7 @@ def _options(arguments: list[str] | None = None) -> Options:
         host=given.host,
         port=given.port,
         stock=given.stock,
+        scheduling_policy=given.scheduling_policy,
         models=tuple(given.model),
         model_repository=given.model_repository,
         server_version=given.server_version,

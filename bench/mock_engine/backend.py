@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from bench.mock_engine.sampling import MAX_LOGPROBS, SamplingParams
+from bench.mock_engine.logprobs import MAX_LOGPROBS
+from bench.mock_engine.sampling import SamplingParams
 from bench.mock_engine.structured import ConstraintError, check
 from bench.mock_engine.tokens import VOCABULARY_SIZE, PromptTokenizer
 
-DataType = Literal["STRING", "BOOL", "INT64", "UINT32", "FP32"]
+DataType = Literal["STRING", "BOOL", "INT32", "INT64", "UINT32", "FP32"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class Tensor:
     optional: bool = True
 
 
-OUTPUTS = (
+STOCK_OUTPUTS = (
     Tensor("text_output", "STRING", (-1,)),
     Tensor("finish_reason", "STRING", (-1,)),
     Tensor("cumulative_logprob", "FP32", (-1,)),
@@ -33,8 +34,13 @@ OUTPUTS = (
     Tensor("num_input_tokens", "UINT32", (1,)),
     Tensor("num_output_tokens", "UINT32", (-1,)),
 )
+"""What both dialects send."""
 
-RETURN_FLAGS = {f"return_{output.name}": output.name for output in OUTPUTS[1:]}
+
+def return_flags(outputs: tuple[Tensor, ...]) -> dict[str, str]:
+    """The input that asks for an output, to that output's name. `text_output` is always sent."""
+    return {f"return_{output.name}": output.name for output in outputs if output.name != "text_output"}
+
 
 Values = Mapping[str, list[Any]]
 """The input tensors of a request, flat, by name."""
@@ -70,6 +76,7 @@ class Dialect(Protocol):
     """One of the two backends."""
 
     inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
     sees_close_at_once: bool
     """Whether a client that has gone away is noticed at once, or only when the engine next produces an output."""
 
@@ -82,7 +89,8 @@ class Dialect(Protocol):
 
 
 class Refusal(Exception):
-    """vLLM refuses a request whose parameters are well formed: `key` is the sampling parameter, or `prompt`."""
+    """vLLM refuses a request whose parameters are well formed: `key` is the sampling parameter, `prompt`, or
+    `truncate_prompt_tokens`."""
 
     def __init__(self, key: str, sentence: str) -> None:
         super().__init__(sentence)
@@ -95,12 +103,25 @@ def first(values: Values, name: str, default: Any = None) -> Any:
     return values[name][0] if name in values else default
 
 
-def asked_outputs(values: Values) -> frozenset[str]:
-    return frozenset(output for flag, output in RETURN_FLAGS.items() if first(values, flag))
+def asked_outputs(values: Values, outputs: tuple[Tensor, ...]) -> frozenset[str]:
+    return frozenset(output for flag, output in return_flags(outputs).items() if first(values, flag))
 
 
-def tokenize(text: str, add_special_tokens: bool, model: Model) -> list[int]:
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """How much of a prompt is kept: its first (`right`) or last (`left`) `tokens` tokens."""
+
+    tokens: int
+    side: Literal["left", "right"]
+
+    def of(self, ids: list[int]) -> list[int]:
+        return ids[-self.tokens :] if self.side == "left" else ids[: self.tokens]
+
+
+def tokenize(text: str, add_special_tokens: bool, model: Model, truncation: Truncation | None = None) -> list[int]:
     """The prompt's token ids. Raises Refusal for a prompt that does not fit, as vLLM's renderer does."""
+    if truncation is not None:
+        return truncation.of(model.tokenizer.encode(text, add_special_tokens))
     most = model.max_model_len
     chars = most * model.tokenizer.max_chars_per_token
     begin = f"This model's maximum context length is {most} tokens. However, your prompt contains"
@@ -132,10 +153,19 @@ def check_with_model(prompt_ids: list[int], params: SamplingParams, model: Model
             f"longer than the maximum model length of {model.max_model_len}. Make sure that `max_model_len` is no "
             "smaller than the number of text tokens (prompt + requested output tokens).",
         )
-    if (params.logprobs or 0) > MAX_LOGPROBS:
+    for key, kind, count in (
+        ("logprobs", "sample", params.logprobs),
+        ("prompt_logprobs", "prompt", params.prompt_logprobs),
+    ):
+        if (count or 0) > MAX_LOGPROBS:
+            raise Refusal(
+                key, f"Requested {kind} logprobs of {count}, which is greater than max allowed: {MAX_LOGPROBS}"
+            )
+    if params.logprob_token_ids is not None and params.logprobs not in (None, len(params.logprob_token_ids)):
         raise Refusal(
-            "logprobs",
-            f"Requested sample logprobs of {params.logprobs}, which is greater than max allowed: {MAX_LOGPROBS}",
+            "logprob_token_ids",
+            "When both logprobs and logprob_token_ids are set, logprobs must equal len(logprob_token_ids). Got "
+            f"logprobs={params.logprobs}, len(logprob_token_ids)={len(params.logprob_token_ids)}.",
         )
     for key in ("logit_bias", "allowed_token_ids"):
         outside = [token for token in params.shaping.get(key) or () if not 0 <= token < VOCABULARY_SIZE]

@@ -10,16 +10,15 @@ import codecs
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
-from bench.mock_engine.sampling import MAX_LOGPROBS, SamplingParams
+from bench.mock_engine.logprobs import DecodedTokens, Logprobs, drawn_rank, position_logprobs
+from bench.mock_engine.sampling import SamplingParams
 from bench.mock_engine.structured import EngineGaveUp, instance
-from bench.mock_engine.tokens import EOS, EOS_TEXT, pieces, token_id
+from bench.mock_engine.tokens import EOS, PieceTokenizer, pieces, token_id
 from bench.mock_engine.words import WORDS
 
-FinishReason = Literal["stop", "length", "error"]
-Logprobs = dict[str, dict[str, Any]]
-"""`{token id: {logprob, rank, decoded_token}}` of one position; the first key is the token that was sampled."""
+FinishReason = Literal["stop", "length", "error", "repetition"]
 
 
 @dataclass(slots=True)
@@ -31,6 +30,9 @@ class Delta:
     logprobs: list[Logprobs] | None = None
     cumulative_logprob: float | None = None
     finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    """What ended the answer with `stop` or `repetition`: a stop token, a stop string, or vLLM's word for a repetition;
+    nothing for the end-of-sequence token."""
 
     def extend(self, later: "Delta") -> None:
         """Merges the delta that follows this one into it."""
@@ -40,6 +42,7 @@ class Delta:
             self.logprobs += later.logprobs
         self.cumulative_logprob = later.cumulative_logprob
         self.finish_reason = later.finish_reason
+        self.stop_reason = later.stop_reason
 
 
 def generate(
@@ -64,7 +67,7 @@ def generate(
             if delta.finish_reason is not None:
                 return
     except EngineGaveUp:
-        yield Delta(finish_reason="error", logprobs=None if params.logprobs is None else [])
+        yield Delta(finish_reason="error", logprobs=[] if params.token_logprobs else None)
 
 
 def _piece_stream(seed: int, params: SamplingParams, limit: int, text: str | None) -> Iterator[bytes | None]:
@@ -117,9 +120,10 @@ class _Answer:
         self._limit = limit
         self._rng = rng
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._decoded = DecodedTokens(PieceTokenizer().decode)
         self._text = ""
         self._sent = 0
-        self._count = 0
+        self._tokens: list[int] = []
         self._cumulative = 0.0
         # While the answer runs on, this many characters are kept back: they may be the beginning of a stop string.
         self._held = 0
@@ -127,62 +131,61 @@ class _Answer:
             self._held = max(map(len, params.stop)) - 1
 
     def add(self, piece: bytes | None) -> Delta:
-        params = self._params
-        self._count += 1
         token = EOS if piece is None else token_id(piece)
-        decoded = "" if piece is None else self._decoder.decode(piece)
-        finish: FinishReason | None = None
-        # Below min_tokens vLLM's sampler cannot choose a stop token, and stop strings are not looked for.
-        stops_count = self._count > params.min_tokens
-        if piece is None or (token in params.stop_token_ids and stops_count):
-            finish = "stop"
-            if params.include_stop_str_in_output:
-                self._text += decoded
-        else:
-            self._text += decoded
-            if stops_count and self._cut_at_stop_string(len(decoded)):
-                finish = "stop"
-        if finish is None and self._count >= self._limit:
-            finish = "length"
-        end = len(self._text) if finish else max(len(self._text) - self._held, self._sent)
-        delta = Delta(text=self._text[self._sent : end], token_ids=[token], finish_reason=finish)
+        self._tokens.append(token)
+        delta = Delta(token_ids=[token])
+        self._finish(delta, piece)
+        end = len(self._text) if delta.finish_reason else max(len(self._text) - self._held, self._sent)
+        delta.text = self._text[self._sent : end]
         self._sent = end
-        if params.logprobs is not None:
-            position = self._logprobs(token, EOS_TEXT if piece is None else decoded, params.logprobs)
-            self._cumulative += next(iter(position.values()))["logprob"]
-            delta.logprobs = [position]
+        if self._params.token_logprobs:
+            entries = self._logprobs(token)
+            self._cumulative += entries[str(token)]["logprob"]
+            delta.logprobs = [entries]
             delta.cumulative_logprob = self._cumulative
         return delta
 
-    def _cut_at_stop_string(self, new_chars: int) -> bool:
+    def _finish(self, delta: Delta, piece: bytes | None) -> None:
+        """Adds the token's text, and says in the delta whether and why it is the last one."""
+        params, (token,), count = self._params, delta.token_ids, len(self._tokens)
+        text = "" if piece is None else self._decoder.decode(piece)
+        # Below min_tokens vLLM's sampler cannot choose a stop token, and stop strings are not looked for.
+        stops_count = count > params.min_tokens
+        if piece is None or (token in params.stop_token_ids and stops_count):
+            delta.finish_reason = "stop"
+            delta.stop_reason = None if piece is None else token
+            if params.include_stop_str_in_output:
+                self._text += text
+            return
+        self._text += text
+        if stops_count and (stop := self._cut_at_stop_string(len(text))) is not None:
+            delta.finish_reason, delta.stop_reason = "stop", stop
+        elif count >= self._limit:
+            delta.finish_reason = "length"
+        elif count >= params.min_tokens and self._repeats():
+            delta.finish_reason, delta.stop_reason = "repetition", "repetition_detected"
+
+    def _repeats(self) -> bool:
+        rule = self._params.repetition_detection
+        return rule is not None and rule.found_in(self._tokens)
+
+    def _cut_at_stop_string(self, new_chars: int) -> str | None:
+        """The stop string that the new characters complete first, after which or before which the text now ends."""
         if not new_chars:
-            return False
+            return None
         hits = []
         for stop in self._params.stop:
             at = self._text.find(stop, max(0, len(self._text) - new_chars - len(stop) + 1))
             if at != -1:
-                hits.append((at + len(stop), at))
+                hits.append((at + len(stop), at, stop))
         if not hits:
-            return False
-        after, at = min(hits)
+            return None
+        after, at, stop = min(hits, key=lambda hit: hit[0])
         self._text = self._text[: after if self._params.include_stop_str_in_output else at]
-        return True
+        return stop
 
-    def _logprobs(self, token: int, decoded: str, count: int) -> Logprobs:
-        """The sampled token first, then the most likely ones by rank. A random request sometimes samples a lower
-        rank."""
-        # vLLM's -1 asks for the whole vocabulary; the mock's is cut off at the default limit.
-        count = MAX_LOGPROBS if count == -1 else count
-        rank = 1 if self._params.greedy else self._rng.choice((1, 1, 1, 1, 2, 3))
-        ranked = [(str(token), decoded)]
-        others = [word[:3] for word in self._rng.sample(WORDS, len(WORDS))]
-        alternatives = [(str(token_id(text.encode())), text) for text in dict.fromkeys(others)]
-        alternatives = [alternative for alternative in alternatives if alternative[0] != str(token)]
-        ranked = [*alternatives[: rank - 1], ranked[0], *alternatives[rank - 1 :]]
-        entries: Logprobs = {}
-        logprob = 0.0
-        for index, (candidate, text) in enumerate(ranked[: max(count, rank)]):
-            logprob -= self._rng.uniform(0.05, 1.0)
-            entries[candidate] = {"logprob": round(logprob, 6), "rank": index + 1, "decoded_token": text}
-        sampled = {str(token): entries[str(token)]}
-        return sampled | {key: entry for key, entry in entries.items() if entry["rank"] <= count}
+    def _logprobs(self, token: int) -> Logprobs:
+        params = self._params
+        count = params.logprobs or 0
+        rank = 1 if params.greedy else drawn_rank(self._rng, count)
+        return position_logprobs(token, rank, count, params.logprob_token_ids, self._decoded, self._rng)

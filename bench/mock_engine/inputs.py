@@ -26,6 +26,8 @@ class Body:
     values: dict[str, list[Any]]
     """The tensors, flat, by name."""
     request_id: str | None
+    parameters: dict[str, Any]
+    """What is no input of the model: vLLM's backends ignore it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ class _Type:
 _TYPES = {
     "STRING": _Type(str, "Unable to parse JSON bytes array: attempt to access JSON non-string as string"),
     "BOOL": _Type(bool, "Unable to parse 'data': attempt to access JSON non-boolean as boolean"),
+    "INT32": _Type(int, "Unable to parse 'data': attempt to access JSON non-signed-integer as signed-integer"),
     "INT64": _Type(int, "Unable to parse 'data': attempt to access JSON non-signed-integer as signed-integer"),
 }
 
@@ -65,6 +68,7 @@ def read_body(body: bytes, inputs: tuple[Tensor, ...], model: str) -> Body:
     by_name = {tensor.name: tensor for tensor in inputs}
     values: dict[str, list[Any]] = {}
     request_id: str | None = None
+    parameters: dict[str, Any] = {}
     for key, value in members:
         if key in by_name:
             if key in values:
@@ -77,8 +81,10 @@ def read_body(body: bytes, inputs: tuple[Tensor, ...], model: str) -> Body:
         elif key == "parameters" and isinstance(value, _Members):
             for name, parameter in value:
                 _check_parameter(name, parameter, "Converting keyword: 'parameters': ")
+                parameters[name] = parameter
         else:
             _check_parameter(key, value, "")
+            parameters[key] = value
     required = [tensor.name for tensor in inputs if not tensor.optional]
     if len(values) < len(required):
         names = ",".join(f"'{name}'" for name in required)
@@ -88,7 +94,7 @@ def read_body(body: bytes, inputs: tuple[Tensor, ...], model: str) -> Body:
             f"{len(values)} inputs for model '{model}'. Got input(s) [], but missing required input(s) [{names}]. "
             "Please provide all required input(s).",
         )
-    return Body(values, request_id)
+    return Body(values, request_id, parameters)
 
 
 class _Members(list[tuple[str, Any]]):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from bench.mock_engine.backend import OUTPUTS, Dialect, Model, Tensor
+from bench.mock_engine.backend import Dialect, Model, Tensor
 from bench.mock_engine.tokens import FileTokenizer, PieceTokenizer, PromptTokenizer
 
 DEFAULT_MAX_MODEL_LEN = 4096
@@ -82,7 +82,7 @@ def metadata(model: ServedModel, dialect: Dialect) -> dict[str, Any]:
         "versions": ["1"],
         "platform": "vllm",
         "inputs": [_tensor_metadata(tensor) for tensor in dialect.inputs],
-        "outputs": [_tensor_metadata(tensor) for tensor in OUTPUTS],
+        "outputs": [_tensor_metadata(tensor) for tensor in dialect.outputs],
     }
 
 
@@ -121,7 +121,7 @@ def config(model: ServedModel, dialect: Dialect) -> dict[str, Any]:
                 "is_shape_tensor": False,
                 "is_non_linear_format_io": False,
             }
-            for tensor in OUTPUTS
+            for tensor in dialect.outputs
         ],
         "instance_group": [{"name": f"{model.name}_0", "kind": "KIND_MODEL", "count": 1, "gpus": []}],
         "parameters": {},

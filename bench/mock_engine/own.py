@@ -6,30 +6,41 @@ input's name, `sampling_parameters.<key>`, or `prompt`.
 """
 
 import json
-from typing import Any
+from typing import Any, Literal
 
 from bench.mock_engine.backend import (
-    RETURN_FLAGS,
+    STOCK_OUTPUTS,
     BackendError,
     GenerateRequest,
     Model,
     Refusal,
     Tensor,
+    Truncation,
     Values,
     asked_outputs,
     check_with_model,
     first,
+    return_flags,
     tokenize,
 )
 from bench.mock_engine.sampling import KEYS, Constraint, SamplingParams, constraint_of
 
-_NOT_SUPPORTED = {
-    "prompt_logprobs": "not supported: no output carries them.",
-    "lora_name": "not supported yet.",
-}
+SchedulingPolicy = Literal["fcfs", "priority"]
+
+_OUTPUTS = (
+    *STOCK_OUTPUTS,
+    Tensor("prompt_logprobs", "STRING", (-1,)),
+    Tensor("token_ids", "STRING", (-1,)),
+    Tensor("prompt_token_ids", "STRING", (-1,)),
+    Tensor("stop_reason", "STRING", (-1,)),
+)
+_SALT_LENGTH = 128
+_SESSION_LENGTH = 1024
 
 
 class OwnBackend:
+    """`scheduling_policy` is the engine's: with `priority`, requests may have one. The mock has no queue to order."""
+
     sees_close_at_once = True
     inputs: tuple[Tensor, ...] = (
         Tensor("text_input", "STRING", (1,)),
@@ -39,10 +50,19 @@ class OwnBackend:
         Tensor("exclude_input_in_output", "BOOL", (1,)),
         Tensor("send_admission", "BOOL", (1,)),
         Tensor("add_special_tokens", "BOOL", (1,)),
-        *(Tensor(flag, "BOOL", (1,)) for flag in RETURN_FLAGS),
+        Tensor("priority", "INT32", (1,)),
+        Tensor("truncate_prompt_tokens", "INT64", (1,)),
+        Tensor("truncation_side", "STRING", (1,)),
+        Tensor("cache_salt", "STRING", (1,)),
+        Tensor("session_id", "STRING", (1,)),
+        *(Tensor(flag, "BOOL", (1,)) for flag in return_flags(_OUTPUTS)),
         Tensor("image", "STRING", (-1,)),
         Tensor("embedding_request", "STRING", (1,)),
     )
+    outputs: tuple[Tensor, ...] = _OUTPUTS
+
+    def __init__(self, scheduling_policy: SchedulingPolicy = "fcfs") -> None:
+        self._scheduling_policy = scheduling_policy
 
     def read(self, values: Values, model: Model) -> GenerateRequest:
         for name in ("image", "embedding_request"):
@@ -60,21 +80,41 @@ class OwnBackend:
             raise _invalid(
                 "exclude_input_in_output", "must be true or absent when streaming and for a prompt given as input_ids."
             )
+        self._check_engine_inputs(values)
+        outputs = asked_outputs(values, self.outputs)
         params = _sampling_params(first(values, "sampling_parameters", "{}"))
+        if params.prompt_logprobs is not None and "prompt_logprobs" not in outputs:
+            raise _invalid("sampling_parameters.prompt_logprobs", "needs return_prompt_logprobs, which is not true.")
         try:
-            prompt_ids = ids if ids is not None else tokenize(text, first(values, "add_special_tokens", True), model)
+            truncation = _truncation(values, model)
+            if ids is None:
+                prompt_ids = tokenize(text, first(values, "add_special_tokens", True), model, truncation)
+            else:
+                prompt_ids = truncation.of(ids) if truncation else ids
             check_with_model(prompt_ids, params, model)
         except Refusal as refusal:
-            place = "prompt" if refusal.key == "prompt" else f"sampling_parameters.{refusal.key}"
+            is_place = refusal.key in ("prompt", "truncate_prompt_tokens")
+            place = refusal.key if is_place else f"sampling_parameters.{refusal.key}"
             raise _invalid(place, refusal.sentence) from None
         return GenerateRequest(
             prompt_ids=prompt_ids,
             prefix="" if exclude else text,
             stream=stream,
             send_admission=bool(first(values, "send_admission")),
-            outputs=asked_outputs(values),
+            outputs=outputs,
             params=params,
         )
+
+    def _check_engine_inputs(self, values: Values) -> None:
+        if first(values, "priority", 0) != 0 and self._scheduling_policy != "priority":
+            raise _invalid(
+                "priority", f"must be 0 or absent: the engine's scheduling_policy is {self._scheduling_policy}."
+            )
+        salt, session = first(values, "cache_salt"), first(values, "session_id")
+        if salt is not None and not (0 < len(salt) <= _SALT_LENGTH and not set(salt) & set("@/\\\0")):
+            raise _invalid("cache_salt", f"must be 1 to {_SALT_LENGTH} characters, none of them '@', '/', '\\' or NUL.")
+        if session is not None and not 0 < len(session) <= _SESSION_LENGTH:
+            raise _invalid("session_id", f"must be 1 to {_SESSION_LENGTH} characters.")
 
     def engine_error(self, request: GenerateRequest) -> str | None:
         constraint = request.params.constraint
@@ -84,6 +124,27 @@ class OwnBackend:
 
 def _invalid(place: str, sentence: str) -> BackendError:
     return BackendError(f"INVALID_ARG {place}: {sentence}")
+
+
+def _truncation(values: Values, model: Model) -> Truncation | None:
+    """Raises Refusal for more tokens than the model's context has."""
+    tokens, side = first(values, "truncate_prompt_tokens"), first(values, "truncation_side")
+    if side not in (None, "left", "right"):
+        raise _invalid("truncation_side", f"must be left or right, not {json.dumps(side)}.")
+    if tokens is None:
+        if side is not None:
+            raise _invalid("truncation_side", "needs truncate_prompt_tokens, which is absent.")
+        return None
+    if tokens < 1 and tokens != -1:
+        raise _invalid("truncate_prompt_tokens", f"must be -1 or at least 1, not {tokens}.")
+    if tokens > model.max_model_len:
+        raise Refusal(
+            "truncate_prompt_tokens",
+            f"truncate_prompt_tokens={tokens} cannot be greater than max_total_tokens = {model.max_model_len}. "
+            "Please request a smaller truncation size.",
+        )
+    # Where none is given vLLM takes the tokenizer's own, which is hardly ever the left one.
+    return Truncation(model.max_model_len - 1 if tokens == -1 else tokens, side or "right")
 
 
 def _sampling_params(text: str) -> SamplingParams:
@@ -98,18 +159,31 @@ def _sampling_params(text: str) -> SamplingParams:
         if key not in KEYS:
             raise _invalid(f"sampling_parameters.{key}", "is not a sampling parameter of this backend.")
         if value is not None:
-            if key in _NOT_SUPPORTED:
-                raise _invalid(f"sampling_parameters.{key}", _NOT_SUPPORTED[key])
+            if key == "lora_name":
+                raise _invalid("sampling_parameters.lora_name", "not supported yet.")
             values[key] = _typed(key, value)
         elif key == "max_tokens":
             values[key] = None
     max_tokens = values.get("max_tokens", 16)
     if max_tokens is not None and values.get("min_tokens", 0) > max_tokens:
         raise _invalid("sampling_parameters.min_tokens", f"must be at most max_tokens, which is {max_tokens}.")
+    if values.get("watermarking"):
+        raise _invalid("sampling_parameters.watermarking", "must be false or absent: the engine has no watermark.")
+    if "prompt_logprobs" in values and values.get("skip_reading_prefix_cache") is False:
+        raise _invalid(
+            "sampling_parameters.skip_reading_prefix_cache",
+            "must be true or absent with prompt_logprobs: tokens whose work is read from the cache have none.",
+        )
     constraint: Constraint | None = None
     if "structured_outputs" in values:
         constraint = _constraint(values["structured_outputs"])
-    return SamplingParams.of(values, constraint)
+    params = SamplingParams.of(values, constraint)
+    if params.repetition_detection is not None:
+        try:
+            params.repetition_detection.check()
+        except ValueError as error:
+            raise _invalid("sampling_parameters.repetition_detection", str(error)) from None
+    return params
 
 
 def _typed(key: str, value: Any) -> Any:

@@ -2,10 +2,13 @@
 
 import json
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from bench.mock_engine.backend import Tensor
+from bench.mock_engine.inputs import Body
 
 _KEPT = 10_000
 _SHOWN_PROMPT_IDS = 32
@@ -23,7 +26,11 @@ class Record:
     endpoint: Literal["generate", "generate_stream"]
     headers: dict[str, str]
     inputs: dict[str, Any]
-    """The input tensors; a single value where there is one."""
+    """The input tensors by name: a value for one of shape [1], else a list."""
+    request_id: str | None = None
+    """Triton's id of the request, as its client gave it."""
+    parameters: dict[str, Any] = field(default_factory=dict)
+    """Keys of the body that are no input of the model, so that its backend ignores them."""
     sampling_parameters: Any = None
     """The decoded text; null if it is absent or no JSON."""
     num_input_tokens: int | None = None
@@ -38,8 +45,10 @@ class Record:
     seconds_from_close_to_cancel: float | None = None
     """From the moment the client's connection was gone to the end of the work for it."""
 
-    def read(self, values: Mapping[str, list[Any]]) -> None:
-        self.inputs = {name: value[0] if len(value) == 1 else value for name, value in values.items()}
+    def read(self, body: Body, tensors: tuple[Tensor, ...]) -> None:
+        single = {tensor.name for tensor in tensors if tensor.dims == (1,)}
+        self.inputs = {name: value[0] if name in single else value for name, value in body.values.items()}
+        self.request_id, self.parameters = body.request_id, body.parameters
         with suppress(KeyError, ValueError):
             self.sampling_parameters = json.loads(self.inputs["sampling_parameters"])
 

@@ -9,14 +9,11 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 ConstraintKind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag"]
 CONSTRAINT_KINDS: tuple[ConstraintKind, ...] = get_args(ConstraintKind)
-
-MAX_LOGPROBS = 20
-"""vLLM's default for `max_logprobs`."""
 
 _GREEDY_BELOW = 1e-5
 _SHAPING = (
@@ -42,6 +39,36 @@ class Constraint:
 
 
 @dataclass(frozen=True, slots=True)
+class RepetitionDetection:
+    """vLLM's rule for an answer that goes round in circles; by default off."""
+
+    max_pattern_size: int = 0
+    min_pattern_size: int = 0
+    min_count: int = 0
+
+    def check(self) -> None:
+        """Raises ValueError with vLLM's sentence."""
+        if min(self.max_pattern_size, self.min_pattern_size) < 0 or self.min_pattern_size > self.max_pattern_size:
+            raise ValueError(
+                "max_pattern_size, min_pattern_size must be >=0, with min_pattern_size <= max_pattern_size. "
+                "Set both to 0 to disable repetitive pattern detection."
+            )
+        if self.max_pattern_size > 0 and self.min_count < 2:
+            raise ValueError(
+                "min_count must be >= 2 to detect repetitive patterns in engine output. "
+                "If you do not wish to detect repetitive patterns, set max_pattern_size to 0."
+            )
+
+    def found_in(self, tokens: list[int]) -> bool:
+        """Whether the tokens end with some pattern, of a size within the bounds, `min_count` times in a row."""
+        for size in range(max(self.min_pattern_size, 1), self.max_pattern_size + 1):
+            tail = tokens[-size * self.min_count :]
+            if len(tail) == size * self.min_count and tail == tail[-size:] * self.min_count:
+                return True
+        return False
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """The parameters that change what the mock does. `max_tokens` None is the rest of the context."""
 
@@ -53,6 +80,9 @@ class SamplingParams:
     ignore_eos: bool = False
     temperature: float = 1.0
     logprobs: int | None = None
+    logprob_token_ids: tuple[int, ...] | None = None
+    prompt_logprobs: int | None = None
+    repetition_detection: RepetitionDetection | None = None
     constraint: Constraint | None = None
     shaping: dict[str, Any] = field(default_factory=dict)
     """The other parameters that change a model's choice of tokens, by vLLM's names."""
@@ -61,10 +91,21 @@ class SamplingParams:
     def of(cls, values: dict[str, Any], constraint: Constraint | None) -> "SamplingParams":
         """From valid values by vLLM's names (`KEYS`); a key that is absent has vLLM's default."""
         stop = values.get("stop") or ()
-        kept = ("max_tokens", "min_tokens", "include_stop_str_in_output", "ignore_eos", "temperature", "logprobs")
+        kept = (
+            "max_tokens",
+            "min_tokens",
+            "include_stop_str_in_output",
+            "ignore_eos",
+            "temperature",
+            "logprobs",
+            "prompt_logprobs",
+        )
+        listed, repetition = values.get("logprob_token_ids"), values.get("repetition_detection")
         return cls(
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             stop_token_ids=frozenset(values.get("stop_token_ids") or ()),
+            logprob_token_ids=None if listed is None else tuple(listed),
+            repetition_detection=None if repetition is None else RepetitionDetection(**repetition),
             constraint=constraint,
             shaping={key: values[key] for key in (*_SHAPING, *_SHAPING_IF_RANDOM) if key in values},
             **{key: values[key] for key in kept if key in values},
@@ -73,6 +114,11 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         return self.temperature < _GREEDY_BELOW
+
+    @property
+    def token_logprobs(self) -> bool:
+        """Whether the answer's tokens get logprobs."""
+        return self.logprobs is not None or self.logprob_token_ids is not None
 
     def draw_seed(self, prompt_ids: Sequence[int]) -> int:
         """The number that decides the whole answer.
@@ -110,6 +156,11 @@ def _list_of(item: type, not_empty: bool = False) -> Callable[[Any], bool]:
     )
 
 
+def _is_repetition_detection(value: Any) -> bool:
+    names = {entry.name for entry in fields(RepetitionDetection)}
+    return isinstance(value, dict) and set(value) <= names and _ids(list(value.values()))
+
+
 _texts = _list_of(str, not_empty=True)
 _ids = _list_of(int)
 _penalty = Key(float, "a number from -2 to 2", _finite(lambda value: -2 <= value <= 2))
@@ -141,7 +192,9 @@ KEYS: dict[str, Key] = {
     "bad_words": Key(None, "a list of strings, none of them empty", _texts),
     "logit_bias": Key(None, "an object of token ids and biases", lambda value: isinstance(value, dict)),
     "extra_args": Key(None, "an object", lambda value: isinstance(value, dict)),
-    "repetition_detection": Key(None, "an object", lambda value: isinstance(value, dict)),
+    "repetition_detection": Key(
+        None, "an object with max_pattern_size, min_pattern_size and min_count", _is_repetition_detection
+    ),
     "structured_outputs": Key(None, "an object", lambda value: True),
     "ignore_eos": _flag,
     "include_stop_str_in_output": _flag,
@@ -149,6 +202,7 @@ KEYS: dict[str, Key] = {
     "skip_special_tokens": _flag,
     "spaces_between_special_tokens": _flag,
     "skip_reading_prefix_cache": _flag,
+    "watermarking": _flag,
     "stream_interval": Key(int, "an integer of at least 1", lambda value: value >= 1),
     "thinking_token_budget": Key(int, "an integer of at least -1", lambda value: value >= -1),
     "lora_name": Key(str, "a string", lambda value: True),

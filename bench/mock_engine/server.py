@@ -22,7 +22,7 @@ from bench.mock_engine.faults import Fault, Faults
 from bench.mock_engine.http1 import Http1Connection, Request, Response
 from bench.mock_engine.inputs import TritonError, parse_json, read_body
 from bench.mock_engine.models import ServedModel
-from bench.mock_engine.own import OwnBackend
+from bench.mock_engine.own import OwnBackend, SchedulingPolicy
 from bench.mock_engine.record import Records
 from bench.mock_engine.serving import serve
 from bench.mock_engine.stock import StockBackend
@@ -60,6 +60,8 @@ class Options:
     """0: a free one."""
     stock: bool = False
     """Behave as NVIDIA's stock backend instead of this project's."""
+    scheduling_policy: SchedulingPolicy = "fcfs"
+    """The engine's, for this project's backend: `priority` lets requests have one."""
     models: tuple[str, ...] = ()
     """The models loaded at start. None given: all of the repository, or one named `mock` without a repository."""
     model_repository: Path | None = None
@@ -88,7 +90,7 @@ class MockServer:
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._dialect: Dialect = StockBackend() if options.stock else OwnBackend()
+        self._dialect: Dialect = StockBackend() if options.stock else OwnBackend(options.scheduling_policy)
         self._faults = Faults()
         self._records = Records()
         self._live = True

@@ -13,11 +13,12 @@ from typing import Any, Protocol
 
 import orjson
 
-from bench.mock_engine.backend import BackendError, Dialect, GenerateRequest
+from bench.mock_engine.backend import BackendError, Dialect, GenerateRequest, Model
 from bench.mock_engine.faults import Fault, Faults
 from bench.mock_engine.generation import Delta, generate
 from bench.mock_engine.http1 import ConnectionDropped, Response
 from bench.mock_engine.inputs import Body
+from bench.mock_engine.logprobs import Logprobs, prompt_logprobs
 from bench.mock_engine.models import ServedModel
 from bench.mock_engine.record import Record
 
@@ -119,7 +120,7 @@ async def serve(
 ) -> None:
     """Answers a request whose body Triton has accepted. `token_interval` is in seconds, where no fault sets
     another."""
-    record.read(body.values)
+    record.read(body, dialect.inputs)
     fault = faults.take(model.name, str(body.values.get("text_input", [""])[0]))
     if sizes := fault.write_sizes():
         response.split_writes(sizes)
@@ -186,9 +187,9 @@ class _Call:
         assert self._model.loaded is not None
         request = self._dialect.read(self._body.values, self._model.loaded)
         self._record.admit(request.prompt_ids)
-        row = _row_builder(request, self._model.name, self._body.request_id)
+        row = _Rows(request, self._model.loaded, self._body.request_id).row
         if request.send_admission:
-            await self._send(row(Delta(logprobs=None if request.params.logprobs is None else [])))
+            await self._send(row(Delta(logprobs=[] if request.params.token_logprobs else None)))
         await self._answer(request, row)
 
     async def _answer(self, request: GenerateRequest, row: Callable[[Delta], Row]) -> None:
@@ -265,20 +266,49 @@ async def _first_of(*events: asyncio.Event, within: float | None = None) -> None
             wait.cancel()
 
 
-def _row_builder(request: GenerateRequest, model_name: str, request_id: str | None) -> Callable[[Delta], Row]:
-    """A function from a delta to the JSON of one response: only the outputs that were asked for."""
-    common: Row = {"model_name": model_name, "model_version": "1"}
-    if request_id is not None:
-        common["id"] = request_id
-    outputs: dict[str, Callable[[Delta], Any]] = {
-        "finish_reason": lambda delta: delta.finish_reason or "None",
-        "cumulative_logprob": lambda delta: _float32(delta.cumulative_logprob),
-        "logprobs": lambda delta: orjson.dumps(delta.logprobs).decode(),
-        "num_input_tokens": lambda delta: len(request.prompt_ids),
-        "num_output_tokens": lambda delta: len(delta.token_ids),
-    }
-    asked = {name: make for name, make in outputs.items() if name in request.outputs}
-    return lambda delta: common | {"text_output": delta.text} | {name: make(delta) for name, make in asked.items()}
+class _Rows:
+    """The responses of one request as JSON: only the outputs that were asked for."""
+
+    def __init__(self, request: GenerateRequest, model: Model, request_id: str | None) -> None:
+        self._request = request
+        self._model = model
+        self._common: Row = {"model_name": model.name, "model_version": "1"}
+        if request_id is not None:
+            self._common["id"] = request_id
+        outputs: dict[str, Callable[[Delta], Any]] = {
+            "finish_reason": lambda delta: delta.finish_reason or "None",
+            "cumulative_logprob": lambda delta: _float32(delta.cumulative_logprob),
+            "logprobs": lambda delta: _json(delta.logprobs),
+            "num_input_tokens": lambda delta: len(request.prompt_ids),
+            "num_output_tokens": lambda delta: len(delta.token_ids),
+            "prompt_logprobs": lambda delta: _json(self._prompt_logprobs(delta)),
+            "token_ids": lambda delta: _json(delta.token_ids),
+            "prompt_token_ids": lambda delta: _json(self._prompt_token_ids()),
+            "stop_reason": lambda delta: _json(delta.stop_reason),
+        }
+        self._asked = {name: make for name, make in outputs.items() if name in request.outputs}
+        self._prompt_ids_due = True
+        self._prompt_logprobs_due = True
+
+    def row(self, delta: Delta) -> Row:
+        asked = {name: make(delta) for name, make in self._asked.items()}
+        return self._common | {"text_output": delta.text} | asked
+
+    def _prompt_token_ids(self) -> list[int] | None:
+        due, self._prompt_ids_due = self._prompt_ids_due, False
+        return self._request.prompt_ids if due else None
+
+    def _prompt_logprobs(self, delta: Delta) -> list[Logprobs | None] | None:
+        """With the first tokens of the answer."""
+        count = self._request.params.prompt_logprobs
+        if count is None or not self._prompt_logprobs_due or not delta.token_ids:
+            return None
+        self._prompt_logprobs_due = False
+        return prompt_logprobs(self._request.prompt_ids, count, self._model.tokenizer.decode)
+
+
+def _json(value: Any) -> str:
+    return orjson.dumps(value).decode()
 
 
 def _float32(value: float | None) -> float | None:

@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from bench.mock_engine.backend import (
-    RETURN_FLAGS,
+    STOCK_OUTPUTS,
     BackendError,
     GenerateRequest,
     Model,
@@ -20,6 +20,7 @@ from bench.mock_engine.backend import (
     asked_outputs,
     check_with_model,
     first,
+    return_flags,
     tokenize,
 )
 from bench.mock_engine.sampling import KEYS, Constraint, SamplingParams, constraint_of
@@ -35,9 +36,10 @@ class StockBackend:
         Tensor("stream", "BOOL", (1,)),
         Tensor("sampling_parameters", "STRING", (1,)),
         Tensor("exclude_input_in_output", "BOOL", (1,)),
-        *(Tensor(flag, "BOOL", (1,)) for flag in RETURN_FLAGS),
+        *(Tensor(flag, "BOOL", (1,)) for flag in return_flags(STOCK_OUTPUTS)),
         Tensor("embedding_request", "STRING", (1,)),
     )
+    outputs: tuple[Tensor, ...] = STOCK_OUTPUTS
 
     def read(self, values: Values, model: Model) -> GenerateRequest:
         for name in ("image", "embedding_request"):
@@ -62,7 +64,7 @@ class StockBackend:
             prefix="" if exclude else text,
             stream=stream,
             send_admission=False,
-            outputs=asked_outputs(values),
+            outputs=asked_outputs(values, self.outputs),
             params=params,
         )
 

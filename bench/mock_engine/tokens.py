@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 EOS = 256
 BOS = 257
-EOS_TEXT = "</s>"
+_SPECIAL = {EOS: b"</s>", BOS: b"<s>"}
 
 _RUN = re.compile(rb" ?[A-Za-z]+| ?[0-9]+|\s+|[^A-Za-z0-9\s]+")
 _PIECE_BYTES = 3
@@ -31,6 +31,9 @@ class PromptTokenizer(Protocol):
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
 
+    def decode(self, ids: list[int]) -> str:
+        """The text of these tokens, special ones included. U+FFFD stands for a character that is not complete."""
+
 
 class PieceTokenizer:
     """The simple rule. `add_special_tokens` puts one BOS in front."""
@@ -40,6 +43,9 @@ class PieceTokenizer:
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         ids = [token_id(piece) for piece in pieces(text.encode())]
         return [BOS, *ids] if add_special_tokens else ids
+
+    def decode(self, ids: list[int]) -> str:
+        return b"".join(map(piece, ids)).decode(errors="replace")
 
 
 class FileTokenizer:
@@ -53,6 +59,10 @@ class FileTokenizer:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
+    def decode(self, ids: list[int]) -> str:
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
+        return text
+
 
 def pieces(data: bytes) -> list[bytes]:
     """Cuts UTF-8 bytes into tokens' bytes by the simple rule."""
@@ -62,3 +72,14 @@ def pieces(data: bytes) -> list[bytes]:
 def token_id(piece: bytes) -> int:
     """The id of a piece of one to three bytes. Ids of different pieces differ."""
     return _FIRST_ID_OF_LENGTH[len(piece)] + int.from_bytes(piece, "big")
+
+
+def piece(token: int) -> bytes:
+    """The piece that a token stands for; empty for an id that stands for none."""
+    if token in _SPECIAL:
+        return _SPECIAL[token]
+    for length, first in reversed(_FIRST_ID_OF_LENGTH.items()):
+        if token >= first:
+            number = token - first
+            return number.to_bytes(length, "big") if number < 256**length else b""
+    return b""

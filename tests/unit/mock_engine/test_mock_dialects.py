@@ -107,7 +107,23 @@ def test_null_counts_as_absent(own: Client) -> None:
         ({"stop": ""}, "INVALID_ARG sampling_parameters.stop: "),
         ({"n": 2}, "INVALID_ARG sampling_parameters.n: "),
         ({"lora_name": "x"}, "INVALID_ARG sampling_parameters.lora_name: not supported yet."),
-        ({"prompt_logprobs": 1}, "INVALID_ARG sampling_parameters.prompt_logprobs: "),
+        (
+            {"prompt_logprobs": 1},
+            "INVALID_ARG sampling_parameters.prompt_logprobs: needs return_prompt_logprobs, which is not true.",
+        ),
+        ({"watermarking": True}, "INVALID_ARG sampling_parameters.watermarking: "),
+        (
+            {"repetition_detection": {"max_pattern_size": 2}},
+            "INVALID_ARG sampling_parameters.repetition_detection: min_count must be >= 2",
+        ),
+        (
+            {"repetition_detection": {"size": 2}},
+            "INVALID_ARG sampling_parameters.repetition_detection: must be an object",
+        ),
+        (
+            {"logprobs": 3, "logprob_token_ids": [1]},
+            "INVALID_ARG sampling_parameters.logprob_token_ids: When both logprobs and logprob_token_ids are set",
+        ),
         (
             {"logprobs": 21},
             "INVALID_ARG sampling_parameters.logprobs: Requested sample logprobs of 21, which is greater",
@@ -138,10 +154,88 @@ def test_our_refusals_name_the_place(own: Client, sampling: Any, begins: str) ->
         ({"text_input": "", "add_special_tokens": False}, "INVALID_ARG prompt: The decoder prompt cannot be empty"),
         ({"exclude_input_in_output": False}, "INVALID_ARG exclude_input_in_output: "),
         ({"sampling_parameters": "{"}, "INVALID_ARG sampling_parameters: is not valid JSON: "),
+        ({"priority": 1}, "INVALID_ARG priority: must be 0 or absent: the engine's scheduling_policy is fcfs."),
+        ({"truncate_prompt_tokens": 0}, "INVALID_ARG truncate_prompt_tokens: must be -1 or at least 1, not 0."),
+        ({"truncate_prompt_tokens": -2}, "INVALID_ARG truncate_prompt_tokens: "),
+        (
+            {"truncate_prompt_tokens": 4097},
+            "INVALID_ARG truncate_prompt_tokens: truncate_prompt_tokens=4097 cannot be greater than max_total_tokens",
+        ),
+        ({"truncation_side": "left"}, "INVALID_ARG truncation_side: needs truncate_prompt_tokens, which is absent."),
+        ({"truncate_prompt_tokens": 2, "truncation_side": "middle"}, "INVALID_ARG truncation_side: "),
+        ({"cache_salt": ""}, "INVALID_ARG cache_salt: "),
+        ({"cache_salt": "x" * 129}, "INVALID_ARG cache_salt: "),
+        ({"cache_salt": "a/b"}, "INVALID_ARG cache_salt: "),
+        ({"session_id": ""}, "INVALID_ARG session_id: "),
+        ({"session_id": "x" * 1025}, "INVALID_ARG session_id: "),
+        (
+            {
+                "return_prompt_logprobs": True,
+                "sampling_parameters": '{"prompt_logprobs": 1, "skip_reading_prefix_cache": false}',
+            },
+            "INVALID_ARG sampling_parameters.skip_reading_prefix_cache: ",
+        ),
+        (
+            {"return_prompt_logprobs": True, "sampling_parameters": '{"prompt_logprobs": 21}'},
+            "INVALID_ARG sampling_parameters.prompt_logprobs: Requested prompt logprobs of 21",
+        ),
     ],
 )
 def test_our_refusals_of_inputs(own: Client, inputs: dict[str, Any], begins: str) -> None:
     assert error_of(own.stream(**inputs)).startswith(begins)
+
+
+def test_a_priority_where_the_engine_schedules_by_it() -> None:
+    with running_mock_engine(models=("m",), token_interval_ms=0, scheduling_policy="priority") as engine:
+        assert Client(engine).stream(priority=-3).status == 200
+        (request,) = engine.requests()
+    assert request["inputs"]["priority"] == -3
+
+
+@pytest.mark.parametrize(
+    ("tokens", "side", "kept"),
+    [(3, None, slice(3)), (3, "right", slice(3)), (3, "left", slice(-3, None)), (99, None, slice(99))],
+)
+def test_a_prompt_is_truncated(own: Client, tokens: int, side: str | None, kept: slice) -> None:
+    own.stream("One two three four.")
+    whole = own.engine.requests()[-1]["first_prompt_token_ids"]
+    for prompt in ({"text_input": "One two three four."}, {"text_input": None, "input_ids": whole}):
+        events = own.stream(**prompt, truncate_prompt_tokens=tokens, truncation_side=side).events
+        assert own.engine.requests()[-1]["first_prompt_token_ids"] == whole[kept]
+        assert events[0]["num_input_tokens"] == len(whole[kept])
+
+
+def test_a_prompt_is_truncated_so_that_one_token_fits(own: Client) -> None:
+    (event,) = own.stream("word " * 3000, truncate_prompt_tokens=-1).events
+    assert (event["num_input_tokens"], event["num_output_tokens"]) == (4095, 1)
+
+
+def test_the_new_outputs(own: Client) -> None:
+    asked = dict.fromkeys(
+        ("return_prompt_logprobs", "return_token_ids", "return_prompt_token_ids", "return_stop_reason"), True
+    )
+    own.engine.add_fault(text="abcdef end", next=1)
+    admission, *events = own.stream(
+        "Hi", {"prompt_logprobs": 1, "stop": "end"}, send_admission=True, add_special_tokens=False, **asked
+    ).events
+    names = [flag.removeprefix("return_") for flag in asked]
+    (ids,) = [event["prompt_token_ids"] for event in (admission, *events) if event["prompt_token_ids"] != "null"]
+    assert ids == admission["prompt_token_ids"]
+    assert [admission[name] for name in names] == ["null", "[]", ids, "null"]
+    assert len(json.loads(events[0]["prompt_logprobs"])) == len(json.loads(ids))
+    assert {event["prompt_logprobs"] for event in events[1:]} == {"null"}
+    assert [len(json.loads(event["token_ids"])) for event in events] == [1] * len(events)
+    assert [json.loads(event["stop_reason"]) for event in events] == [None] * (len(events) - 1) + ["end"]
+    assert own.stream("Hi", return_prompt_logprobs=True).events[0]["prompt_logprobs"] == "null"
+
+
+def test_what_arrived_is_remembered_exactly(own: Client) -> None:
+    own.stream(id="chatcmpl-1-0", input_ids=[5], text_input=None, cache_salt="s", session_id="u", unknown=7)
+    (request,) = own.engine.requests()
+    assert request["inputs"].items() >= {"cache_salt": "s", "session_id": "u"}.items()
+    assert request["inputs"]["input_ids"] == [5]
+    assert request["request_id"] == "chatcmpl-1-0"
+    assert request["parameters"] == {"unknown": 7}
 
 
 # The stock backend
@@ -208,6 +302,27 @@ def test_stock_refuses_to_stream_the_prompt(stock: Client) -> None:
 def test_stock_sends_no_admission(stock: Client) -> None:
     # To it the key is an unknown request parameter.
     assert stock.stream(send_admission=True).events[0]["num_output_tokens"] == 1
+
+
+def test_stock_has_only_the_stock_inputs(stock: Client) -> None:
+    metadata = json.loads(stock.ask("GET", "/v2/models/m").body)
+    assert [tensor["name"] for tensor in metadata["inputs"]] == [
+        "text_input",
+        "image",
+        "stream",
+        "sampling_parameters",
+        "exclude_input_in_output",
+        "return_finish_reason",
+        "return_cumulative_logprob",
+        "return_logprobs",
+        "return_num_input_tokens",
+        "return_num_output_tokens",
+        "embedding_request",
+    ]
+    stock.stream(priority=1, cache_salt="s", return_token_ids=True)
+    (request,) = stock.engine.requests()
+    assert request["parameters"] == {"priority": 1, "cache_salt": "s", "return_token_ids": True}
+    assert not request["inputs"].keys() & request["parameters"].keys()
 
 
 # Prompts that are too long

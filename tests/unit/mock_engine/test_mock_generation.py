@@ -5,8 +5,9 @@ import itertools
 import pytest
 
 from bench.mock_engine.generation import Delta, generate
+from bench.mock_engine.logprobs import prompt_logprobs
 from bench.mock_engine.sampling import SamplingParams
-from bench.mock_engine.tokens import BOS, EOS, PieceTokenizer, pieces, token_id
+from bench.mock_engine.tokens import BOS, EOS, PieceTokenizer, piece, pieces, token_id
 
 PROMPT = PieceTokenizer().encode("Tell me about rivers.", add_special_tokens=True)
 CONTEXT = 4096
@@ -68,7 +69,7 @@ def test_the_context_ends_an_answer() -> None:
 
 def test_the_end_token_is_counted_but_is_no_text() -> None:
     last = deltas("abc")[-1]
-    assert last == Delta(text="", token_ids=[EOS], finish_reason="stop")
+    assert last == Delta(text="", token_ids=[EOS], finish_reason="stop", stop_reason=None)
 
 
 def test_ignore_eos_runs_to_the_limit() -> None:
@@ -132,20 +133,21 @@ def test_logprobs_begin_with_the_sampled_token() -> None:
         assert sampled == str(delta.token_ids[0])
         assert entry["decoded_token"] == delta.text
         ranks.add(entry["rank"])
-        assert sorted([entry["rank"], *(other["rank"] for _, other in others)]) == [1, 2, 3]
+        assert {entry["rank"], *(other["rank"] for _, other in others)} == {entry["rank"], 1, 2, 3}
+        assert len(position) == (3 if entry["rank"] <= 3 else 4)
         by_rank = sorted(position.values(), key=lambda entry: entry["rank"])
         logprobs = [entry["logprob"] for entry in by_rank]
         assert logprobs == sorted(logprobs, reverse=True)
         assert logprobs[0] < 0
         total += entry["logprob"]
         assert delta.cumulative_logprob == pytest.approx(total)
-    assert ranks == {1, 2, 3}
+    assert ranks == {1, 2, 3, 6}
 
 
 def test_a_sampled_token_below_the_top_comes_on_top_of_them() -> None:
     positions = [delta.logprobs[0] for delta in deltas(logprobs=1, ignore_eos=True, max_tokens=100) if delta.logprobs]
     sizes = {next(iter(position.values()))["rank"]: len(position) for position in positions}
-    assert sizes == {1: 1, 2: 2, 3: 2}
+    assert sizes == {1: 1, 2: 2, 3: 2, 4: 2}
     zero = [delta.logprobs[0] for delta in deltas(logprobs=0, ignore_eos=True, max_tokens=100) if delta.logprobs]
     assert {len(position) for position in zero} == {1}
 
@@ -156,6 +158,68 @@ def test_greedy_tokens_have_rank_1() -> None:
         assert next(iter(delta.logprobs[0].values()))["rank"] == 1
 
 
+@pytest.mark.parametrize(
+    ("text", "decoded"),
+    [
+        # The tokens end after the third byte of the emoji, which has four.
+        ("日😀", ["日", "", "😀", "</s>"]),
+        # What precedes the beginning of a character in its token comes with the rest of the character.
+        ("!😀", ["", "!😀", "</s>"]),
+        # A token that ends well is taken as it is, even if it begins with the rest of a character.
+        ("日😀!", ["日", "", "\ufffd!", "</s>"]),
+    ],
+)
+def test_the_decoded_token_of_a_part_of_a_character(text: str, decoded: list[str]) -> None:
+    positions = [delta.logprobs[0] for delta in deltas(text, logprobs=0) if delta.logprobs]
+    assert [next(iter(position.values()))["decoded_token"] for position in positions] == decoded
+
+
+def test_logprobs_of_listed_tokens() -> None:
+    listed = [token_id(b"abc"), token_id(b"x"), token_id("😀".encode()[:3])]
+    for delta in deltas(logprob_token_ids=listed, ignore_eos=True, max_tokens=30):
+        assert delta.logprobs is not None
+        (position,) = delta.logprobs
+        assert list(position) == [str(token) for token in (*delta.token_ids, *listed)]
+        assert [position[str(token)]["rank"] for token in listed] == [1, 2, 3]
+        assert [position[str(token)]["decoded_token"] for token in listed] == ["abc", "x", ""]
+
+
+def test_logprobs_of_the_prompt() -> None:
+    ids = PieceTokenizer().encode("Hi 日😀!", add_special_tokens=True)
+    positions = prompt_logprobs(ids, 2, PieceTokenizer().decode)
+    assert positions[0] is None
+    assert positions == prompt_logprobs(ids, 2, PieceTokenizer().decode)
+    later = [position for position in positions if position]
+    assert [next(iter(position)) for position in later] == [str(token) for token in ids[1:]]
+    assert "".join(next(iter(position.values()))["decoded_token"] for position in later).startswith("Hi 日")
+    for position in later:
+        assert {1, 2} <= {entry["rank"] for entry in position.values()}
+
+
+def test_a_repetition_ends_the_answer() -> None:
+    # The tokens are "abc" and "def" in turn.
+    def ended(count: int, **sampling: int) -> tuple[int, str | None, object]:
+        repetition = {"max_pattern_size": 2, "min_count": count}
+        all_deltas = deltas("abcdef" * 6, repetition_detection=repetition, **sampling)  # type: ignore[arg-type]
+        return len(all_deltas), all_deltas[-1].finish_reason, all_deltas[-1].stop_reason
+
+    assert ended(2) == (4, "repetition", "repetition_detected")
+    assert ended(3) == (6, "repetition", "repetition_detected")
+    assert ended(2, min_tokens=7) == (7, "repetition", "repetition_detected")
+    assert ended(2, max_tokens=4) == (4, "length", None)
+    assert ended(7) == (13, "stop", None)
+
+
+def test_what_stopped_the_answer() -> None:
+    def reason(**sampling: object) -> object:
+        return deltas("abc def ghi", **sampling)[-1].stop_reason  # type: ignore[arg-type]
+
+    assert reason() is None
+    assert reason(stop=["x", "ef", "f g"]) == "ef"
+    assert reason(stop_token_ids=[token_id(b" gh")]) == token_id(b" gh")
+    assert reason(max_tokens=1) is None
+
+
 def test_tokens_are_pieces_of_at_most_three_bytes() -> None:
     text = "Hello there, 12345  and\n日😀!"
     assert b"".join(pieces(text.encode())) == text.encode()
@@ -163,3 +227,4 @@ def test_tokens_are_pieces_of_at_most_three_bytes() -> None:
     assert PieceTokenizer().encode("ab", add_special_tokens=True) == [BOS, token_id(b"ab")]
     ids = {token_id(piece) for piece in (b"a", b"\x00a", b"\x00\x00a", b"aa", b"aaa")}
     assert len(ids) == 5
+    assert [piece(token_id(part)) for part in (b"a", b"\x00a", b"\xff\xff\xff")] == [b"a", b"\x00a", b"\xff\xff\xff"]
