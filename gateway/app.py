@@ -16,14 +16,17 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
-from gateway.api.chat import ChatCompletions
+from gateway.api.chat import Chat
+from gateway.api.completions import Completions
+from gateway.api.generate import GenerateRoute
 from gateway.api.http import Receive, Scope, Send
+from gateway.api.in_flight import InFlight
 from gateway.checker import Checker
 from gateway.checker_lane import CannotStart
 from gateway.metrics import REGISTRY
 from gateway.models import ServedModel, by_name, served_models
 from gateway.openai.errors import ApiError, bad_request
-from gateway.openai.schema import ChatRequest
+from gateway.openai.schema import ChatRequest, CompletionRequest
 from gateway.routing.instances import Instance
 from gateway.routing.policy import choose
 from gateway.settings import Settings
@@ -33,6 +36,7 @@ from gateway.triton.generate import Connections
 _log = logging.getLogger(__name__)
 
 _CHAT = "/v1/chat/completions"
+_COMPLETIONS = "/v1/completions"
 # 422 is FastAPI's own answer to a wrong body; here it is 400, made by the route that stands ahead.
 _ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"description": "Not JSON, or a field that is wrong, unsupported or would not be enforced; `param` names it"},
@@ -44,7 +48,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
     503: {"description": "No engine can answer now; see Retry-After"},
     504: {"description": "The deadline passed"},
 }
-_LATER = ("/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/moderations", "/v1/images/generations")
+_LATER = ("/v1/embeddings", "/v1/responses", "/v1/moderations", "/v1/images/generations")
 
 
 class Gateway:
@@ -61,8 +65,17 @@ class Gateway:
             sorted({model.triton_model for model in self._models}),
             accept_old=settings.accept_old_triton,
         )
-        chat = ChatCompletions(settings, by_name(self._models), self._instances, self._checker)
-        self._generate = {_CHAT: chat}
+        shared = (
+            settings,
+            by_name(self._models),
+            self._instances,
+            self._checker,
+            InFlight(settings.max_in_flight, self._models),
+        )
+        self._generate: dict[str, GenerateRoute[ChatRequest] | GenerateRoute[CompletionRequest]] = {
+            _CHAT: GenerateRoute(Chat(), *shared),
+            _COMPLETIONS: GenerateRoute(Completions(), *shared),
+        }
         self._rest = self._fastapi()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -117,6 +130,10 @@ class Gateway:
 
         @app.post(_CHAT, summary="Create a chat completion", response_class=JSONResponse, responses=_ERRORS)
         async def chat_completions(request: ChatRequest) -> Response:
+            raise AssertionError("the generate routes stand ahead of FastAPI")
+
+        @app.post(_COMPLETIONS, summary="Create a completion", response_class=JSONResponse, responses=_ERRORS)
+        async def completions(request: CompletionRequest) -> Response:
             raise AssertionError("the generate routes stand ahead of FastAPI")
 
         @app.get("/v1/models", summary="List the served models")

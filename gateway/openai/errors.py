@@ -48,6 +48,11 @@ class ApiError(Exception):
         self.code = code
         self.headers = dict(headers or {})
 
+    def of(self, whom: str) -> "ApiError":
+        """The same error, which says whom of several it met."""
+        message = f"{whom}: {self.message}"
+        return ApiError(self.status, message, param=self.param, code=self.code, headers=self.headers)
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "error": {

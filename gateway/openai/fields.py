@@ -29,15 +29,21 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One row. `key` is the sampling parameter that a forwarded field becomes; `stock` is False where
-    NVIDIA's stock backend cannot take it. `harmless` are values that ask for nothing and are accepted
-    wherever the field itself is refused; `only` are the values that may be ignored (None: any)."""
+    """One row.
+
+    A forwarded field becomes the sampling parameter `key`, or the backend's input `input`. `stock` is False
+    where NVIDIA's stock backend cannot take it, `needs` names an input that the backend must declare for it.
+    `harmless` are values that ask for nothing and are accepted wherever the field itself cannot be; `only` are
+    the values that may be ignored (None: any).
+    """
 
     name: str
     fate: Fate
     origin: Origin
     note: str
     key: str | None = None
+    input: str | None = None
+    needs: str | None = None
     stock: bool = True
     harmless: tuple[Any, ...] = ()
     only: tuple[Any, ...] | None = None
@@ -48,8 +54,13 @@ def _forwarded(name: str, origin: Origin, note: str, *, key: str | None = None, 
     return Field(name, Fate.FORWARDED, origin, note, key=key or name, stock=stock)
 
 
-def _done(name: str, origin: Origin, note: str) -> Field:
-    return Field(name, Fate.DONE, origin, note)
+def _input(name: str, origin: Origin, note: str, *harmless: Any) -> Field:
+    """Forwarded as an input of its own: what vLLM takes beside the sampling parameters."""
+    return Field(name, Fate.FORWARDED, origin, note, input=name, needs=name, stock=False, harmless=harmless)
+
+
+def _done(name: str, origin: Origin, note: str, *harmless: Any, needs: str | None = None) -> Field:
+    return Field(name, Fate.DONE, origin, note, needs=needs, stock=needs is None, harmless=harmless)
 
 
 def _later(name: str, origin: Origin, note: str, *harmless: Any) -> Field:
@@ -64,19 +75,13 @@ def _ignored(name: str, note: str, only: tuple[Any, ...] | None = None) -> Field
     return Field(name, Fate.IGNORED, Origin.OPENAI, note, only=only)
 
 
-# Of members that are neither forwarded nor done; the table itself has fewer.
+# Of members that are neither forwarded nor done; the tables themselves have fewer.
 _MAX_EXTRAS = 200
 
 _O, _V, _L = Origin.OPENAI, Origin.VLLM, Origin.LEGACY
 
-_CHAT_FIELDS = (
-    # What is asked, and how the answer comes back.
-    _done("model", _O, "Chooses the model; the answer repeats it as it was asked."),
-    _done("messages", _O, "Rendered with the model's chat template: system, developer, user, assistant; text."),
-    _done("stream", _O, "Server-sent events, ended by [DONE]."),
-    _done("stream_options", _O, "include_usage and continuous_usage_stats; include_obfuscation may be false."),
-    _done("max_completion_tokens", _O, "Sent as max_tokens; absent: the rest of the context."),
-    _done("max_tokens", _O, "The older name of max_completion_tokens."),
+# What all generate requests share.
+_GENERATE = (
     # The one constraint on the answer, whatever its name.
     _done("response_format", _O, "Becomes vLLM's structured_outputs, after a check that it will be enforced."),
     _done("structured_outputs", _V, "Exactly one constraint, checked like response_format."),
@@ -89,7 +94,7 @@ _CHAT_FIELDS = (
     _forwarded("top_p", _O, "Above 0, at most 1."),
     _forwarded("frequency_penalty", _O, "-2 to 2."),
     _forwarded("presence_penalty", _O, "-2 to 2."),
-    _forwarded("seed", _O, "A signed 64-bit integer."),
+    _forwarded("seed", _O, "A signed 64-bit integer; the choice number i gets seed + i."),
     _forwarded("stop", _O, "A string or a list of strings, none of them empty."),
     _forwarded("logit_bias", _O, "Token ids to a bias of -100 to 100.", stock=False),
     _forwarded("top_k", _V, "0 or -1: off."),
@@ -105,60 +110,39 @@ _CHAT_FIELDS = (
     _forwarded("spaces_between_special_tokens", _V, "True unless set."),
     _forwarded("vllm_xargs", _V, "Arguments of custom logits processors.", key="extra_args"),
     _forwarded("stream_interval", _V, "Tokens per chunk of a stream.", stock=False),
+    _forwarded("thinking_token_budget", _V, "At most so many tokens of thinking; -1: no limit.", stock=False),
+    _forwarded(
+        "repetition_detection", _V, 'Ends an answer that repeats itself, with finish_reason "repetition".', stock=False
+    ),
+    _forwarded("watermarking", _V, "false: without the watermark that the engine is set up with.", stock=False),
+    # Scheduling and caching.
+    _input("priority", _V, "Lower is earlier; needs an engine whose scheduling_policy is priority.", 0),
+    _input("cache_salt", _V, "Keeps a prompt's prefix-cache blocks apart from those with another salt."),
+    _input("session_id", _V, "A stable name of the conversation, for the engine's KV-cache events."),
     # The prompt.
-    _done("add_generation_prompt", _V, "Given to the chat template; true unless set."),
-    _done("continue_final_message", _V, "The last message is continued instead of answered."),
-    _done("add_special_tokens", _V, "Add the tokenizer's special tokens to what the template wrote; false unless set."),
-    _done("chat_template_kwargs", _V, "Variables for the chat template."),
-    _done("documents", _V, "Given to the chat template."),
+    _input("truncate_prompt_tokens", _V, "Keep so many tokens of the prompt; -1: as many as the context takes."),
+    _input("truncation_side", _V, "left or right: which end truncate_prompt_tokens cuts off."),
+    # What comes back beside the text.
+    _done("n", _O, "So many choices, each a request of its own to the same engine; at most 128."),
+    _forwarded("logprob_token_ids", _V, "Log probabilities of just these tokens; needs logprobs.", stock=False),
+    Field(
+        "prompt_logprobs",
+        Fate.FORWARDED,
+        _V,
+        "Log probabilities of the prompt's tokens, so many best-ranked ones each; not in a stream.",
+        key="prompt_logprobs",
+        needs="return_prompt_logprobs",
+        stock=False,
+    ),
+    _done("return_token_ids", _V, "Token ids beside the text.", False, needs="return_token_ids"),
+    _done("return_tokens_as_token_ids", _V, "Log probabilities name a token as token_id:N."),
+    _done("request_id", _V, "Makes up the answer's id, which the engine's log repeats."),
     # Cannot change the answer.
     _ignored("user", "Names the end user."),
-    _ignored("metadata", "Labels of a stored answer; nothing is stored."),
-    _ignored("store", "Nothing is stored.", only=(False,)),
-    _ignored("safety_identifier", "Names the end user."),
-    _ignored("prompt_cache_key", "A hint for a cache; vLLM's prefix cache needs none."),
-    _ignored("service_tier", "There is one tier.", only=("auto", "default")),
-    # To come.
-    _later("n", _O, "Several choices.", 1),
-    _later("logprobs", _O, "Log probabilities of the sampled tokens.", False),
-    _later("top_logprobs", _O, "The best-ranked alternatives.", 0),
-    _later("tools", _O, "Tools that the model may call.", []),
-    _later("tool_choice", _O, "Which tool is called.", "none"),
-    _later("parallel_tool_calls", _O, "Several calls in one answer; without tools it asks for nothing.", True, False),
-    _later("functions", _O, "The older form of tools.", []),
-    _later("function_call", _O, "The older form of tool_choice.", "none"),
-    _later("reasoning_effort", _O, "How long a reasoning model thinks."),
-    _later("thinking_token_budget", _V, "A limit on a reasoning model's thinking."),
-    _later("include_reasoning", _V, "Whether the thinking is part of the answer.", True),
-    _later("truncate_prompt_tokens", _V, "Cut a prompt that is too long."),
-    _later("truncation_side", _V, "Which end is cut."),
-    _later("priority", _V, "Earlier or later handling.", 0),
-    _later("cache_salt", _V, "Keeps a prompt's cache entries apart."),
-    _later("prompt_logprobs", _V, "Log probabilities of the prompt."),
-    _later("logprob_token_ids", _V, "Log probabilities of given tokens."),
-    _later("repetition_detection", _V, "End an answer that repeats itself."),
-    _later("return_token_ids", _V, "Token ids beside the text.", False),
-    _later("return_tokens_as_token_ids", _V, "Token ids in place of token texts.", False),
-    _later("return_prompt_text", _V, "The rendered prompt in the answer.", False),
-    _later("session_id", _V, "A stable name of the conversation."),
     # Not what this server does.
-    _refused("audio", _O, "Spoken answers: text only."),
-    _refused("modalities", _O, "Text only.", ["text"]),
-    _refused("prediction", _O, "Predicted outputs: the engine has no such thing."),
-    _refused("verbosity", _O, "Say it in the prompt; no open model reads it.", "medium"),
-    _refused("web_search_options", _O, "There is no web search."),
-    _refused("moderation", _O, "There is no moderation."),
-    _refused("prompt_cache_options", _O, "vLLM's prefix cache has no per-request options."),
-    _refused("prompt_cache_retention", _O, "vLLM's prefix cache has no retention times.", "in_memory"),
     _refused("use_beam_search", _V, "The engine's V1 has no beam search in one request.", False),
     _refused("length_penalty", _V, "Belongs to beam search.", 1.0, 1),
-    _refused("best_of", _V, "Removed from vLLM.", 1),
-    _refused("echo", _V, "Belongs to completions.", False),
-    _refused("chat_template", _V, "A template is code of the operator's; set it in the gateway's settings."),
-    _refused("request_id", _V, "The engine's request ids are made by the engine."),
-    _refused("watermarking", _V, "No watermark is configured."),
-    _refused("media_io_kwargs", _V, "Text only."),
-    _refused("mm_processor_kwargs", _V, "Text only."),
+    _refused("best_of", _V, "Removed from vLLM; ask for n choices and choose among them.", 1),
     _refused("mm_payload", _V, "Belongs to rendering alone.", "tensors"),
     _refused("return_mm_kwargs", _V, "Belongs to rendering alone."),
     _refused("return_token_offsets", _V, "Belongs to rendering alone.", False),
@@ -170,7 +154,77 @@ _CHAT_FIELDS = (
     _refused("guided_whitespace_pattern", _L, "No engine backend reads it per request."),
 )
 
-CHAT: Mapping[str, Field] = {field.name: field for field in _CHAT_FIELDS}
+_CHAT = (
+    # What is asked, and how the answer comes back.
+    _done("model", _O, "Chooses the model; the answer repeats it as it was asked."),
+    _done("messages", _O, "Rendered with the model's chat template: system, developer, user, assistant; text."),
+    _done("stream", _O, "Server-sent events, ended by [DONE]."),
+    _done("stream_options", _O, "include_usage and continuous_usage_stats; include_obfuscation may be false."),
+    _done("max_completion_tokens", _O, "Sent as max_tokens; absent: the rest of the context."),
+    _done("max_tokens", _O, "The older name of max_completion_tokens."),
+    _done("logprobs", _O, "Log probabilities of the sampled tokens, with the bytes of each."),
+    _forwarded("top_logprobs", _O, "So many best-ranked alternatives; -1: all. Needs logprobs: true.", key="logprobs"),
+    # The prompt.
+    _done("add_generation_prompt", _V, "Given to the chat template; true unless set."),
+    _done("continue_final_message", _V, "The last message is continued instead of answered."),
+    _done("add_special_tokens", _V, "Add the tokenizer's special tokens to what the template wrote; false unless set."),
+    _done("chat_template_kwargs", _V, "Variables for the chat template."),
+    _done("documents", _V, "Given to the chat template."),
+    _done("echo", _V, "The answer begins with the last message, if that is the assistant's."),
+    _done("return_prompt_text", _V, "The rendered prompt in the answer."),
+    # Cannot change the answer.
+    _ignored("metadata", "Labels of a stored answer; nothing is stored."),
+    _ignored("store", "Nothing is stored.", only=(False,)),
+    _ignored("safety_identifier", "Names the end user."),
+    _ignored("prompt_cache_key", "A hint for a cache; vLLM's prefix cache needs none."),
+    _ignored("service_tier", "There is one tier.", only=("auto", "default")),
+    # To come.
+    _later("tools", _O, "Tools that the model may call.", []),
+    _later("tool_choice", _O, "Which tool is called.", "none"),
+    _later("parallel_tool_calls", _O, "Several calls in one answer; without tools it asks for nothing.", True, False),
+    _later("functions", _O, "The older form of tools.", []),
+    _later("function_call", _O, "The older form of tool_choice.", "none"),
+    _later("reasoning_effort", _O, "How long a reasoning model thinks."),
+    _later("include_reasoning", _V, "Whether the thinking is part of the answer.", True),
+    # Not what this server does.
+    _refused("audio", _O, "Spoken answers: text only."),
+    _refused("modalities", _O, "Text only.", ["text"]),
+    _refused("prediction", _O, "Predicted outputs: the engine has no such thing."),
+    _refused("verbosity", _O, "Say it in the prompt; no open model reads it.", "medium"),
+    _refused("web_search_options", _O, "There is no web search."),
+    _refused("moderation", _O, "There is no moderation."),
+    _refused("prompt_cache_options", _O, "vLLM's prefix cache has no per-request options."),
+    _refused("prompt_cache_retention", _O, "vLLM's prefix cache has no retention times.", "in_memory"),
+    _refused("chat_template", _V, "A template is code of the operator's; set it in the gateway's settings."),
+    _refused("media_io_kwargs", _V, "Text only."),
+    _refused("mm_processor_kwargs", _V, "Text only."),
+)
+
+_COMPLETION = (
+    # What is asked, and how the answer comes back.
+    _done("model", _O, "Chooses the model; the answer repeats it as it was asked."),
+    _done("prompt", _O, "A text, a list of texts, token ids, or a list of lists of them; each prompt has n choices."),
+    _done("stream", _O, "Server-sent events, ended by [DONE]."),
+    _done("stream_options", _O, "include_usage and continuous_usage_stats; include_obfuscation may be false."),
+    _forwarded("max_tokens", _O, "16 unless set; 0 only with echo."),
+    _forwarded("logprobs", _O, "Log probabilities of the sampled token and of so many best-ranked ones; -1: all."),
+    _done("echo", _O, "The answer begins with the prompt; with logprobs the prompt's tokens have theirs too."),
+    # The prompt.
+    _done("add_special_tokens", _V, "Add the tokenizer's special tokens, such as BOS, to a text; true unless set."),
+    # Not what this server does.
+    _refused("suffix", _O, "Write the prompt in the model's own fill-in-the-middle format.", ""),
+    _refused("prompt_embeds", _V, "Text and token ids only."),
+)
+
+
+def _table(*rows: Field) -> Mapping[str, Field]:
+    table = {field.name: field for field in rows}
+    assert len(table) == len(rows), "a field has two rows"
+    return table
+
+
+CHAT: Mapping[str, Field] = _table(*_CHAT, *_GENERATE)
+COMPLETION: Mapping[str, Field] = _table(*_COMPLETION, *_GENERATE)
 
 
 def judge_extras(extras: Mapping[str, Any], table: Mapping[str, Field], *, strict: bool) -> list[str]:
@@ -191,16 +245,17 @@ def judge_extras(extras: Mapping[str, Any], table: Mapping[str, Field], *, stric
                 raise bad_request(f"Unknown field {name!r}; remove it.", param=name, code="unknown_parameter")
             warnings.append(f"unknown field {name!r} was ignored")
         elif field.fate is Fate.IGNORED:
-            if field.only is not None and not _is_one_of(value, field.only):
+            if field.only is not None and not is_one_of(value, field.only):
                 allowed = " or ".join(repr(v).lower() if isinstance(v, bool) else repr(v) for v in field.only)
                 raise bad_request(f"{name} can only be {allowed} here. {field.note}", param=name)
             warnings.append(f"{name} was ignored")
-        elif not _is_one_of(value, field.harmless):
+        elif not is_one_of(value, field.harmless):
             raise _refusal(field)
     return warnings
 
 
-def _is_one_of(value: Any, allowed: tuple[Any, ...]) -> bool:
+def is_one_of(value: Any, allowed: tuple[Any, ...]) -> bool:
+    """Whether a JSON value is one of these."""
     # `False == 0` and `1 == True` in Python, but not in JSON.
     return any(type(value) is type(v) and value == v for v in allowed)
 

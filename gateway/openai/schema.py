@@ -6,10 +6,11 @@ table in `gateway.openai.fields`. The values that hold a constraint stay raw JSO
 `gateway.translate.structured`, which knows the exact place of every mistake. Pure: no I/O.
 """
 
-from typing import Annotated, Any, Literal
+import re
+from typing import Annotated, Any, Literal, TypeVar
 
-import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+import jiter
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 from pydantic_core import ErrorDetails
 
 from gateway.openai.errors import ApiError, bad_request
@@ -22,6 +23,8 @@ _INT64 = 2**63
 _MAX_MESSAGES = 10_000
 _MAX_ITEMS = 10_000
 _MAX_PARTS = 1_000
+_MAX_PROMPTS = 2_048
+_MAX_PROMPT_TOKENS = 4_000_000
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 NonEmpty = Annotated[str, Field(min_length=1)]
@@ -45,6 +48,19 @@ class Message(_Body):
     name: str | None = None
 
 
+_Request = TypeVar("_Request", bound=_Body)
+
+
+class RepetitionDetection(_Body):
+    """vLLM's `RepetitionDetectionParams`; the rules between its members are the engine's."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    max_pattern_size: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    min_pattern_size: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    min_count: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+
+
 class StreamOptions(_Body):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -53,15 +69,12 @@ class StreamOptions(_Body):
     include_obfuscation: Literal[False] | None = None
 
 
-class ChatRequest(_Body):
-    """`POST /v1/chat/completions`. `None` is the same as absent for every field."""
+class _GenerateRequest(_Body):
+    """What every request for an answer may hold. `None` is the same as absent for every field."""
 
     model: NonEmpty
-    messages: Annotated[list[Message], Field(min_length=1, max_length=_MAX_MESSAGES, fail_fast=True)]
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
 
     response_format: Any = None
     structured_outputs: Any = None
@@ -91,42 +104,121 @@ class ChatRequest(_Body):
     spaces_between_special_tokens: bool | None = None
     vllm_xargs: dict[str, Any] | None = None
     stream_interval: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    thinking_token_budget: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    repetition_detection: RepetitionDetection | None = None
+    watermarking: bool | None = None
+
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    session_id: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    add_special_tokens: bool | None = None
+
+    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    logprob_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=_MAX_ITEMS, fail_fast=True)] | None = (
+        None
+    )
+    prompt_logprobs: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    # It stands in every chunk of the answer and in the engine's log.
+    request_id: Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,256}$")] | None = None
+
+
+class ChatRequest(_GenerateRequest):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=_MAX_MESSAGES, fail_fast=True)]
+    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
 
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    add_special_tokens: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: Annotated[list[dict[str, Any]], Field(max_length=_MAX_ITEMS, fail_fast=True)] | None = None
+    echo: bool | None = None
+    return_prompt_text: bool | None = None
+
+
+TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=_MAX_PROMPT_TOKENS, fail_fast=True)]
+
+
+def _form_of_prompt(value: Any) -> str | None:
+    """Which form is meant, by the first element: then a mistake is told in the words of that form alone."""
+    if isinstance(value, str):
+        return "str"
+    if not isinstance(value, list):
+        return None
+    kind = type(value[0]) if value else str
+    return {str: "list[str]", int: "list[int]", float: "list[int]", list: "list[list[int]]"}.get(kind)
+
+
+Prompts = Annotated[
+    Annotated[str, Tag("str")]
+    | Annotated[list[str], Field(min_length=1, max_length=_MAX_PROMPTS, fail_fast=True), Tag("list[str]")]
+    | Annotated[TokenIds, Tag("list[int]")]
+    | Annotated[list[TokenIds], Field(min_length=1, max_length=_MAX_PROMPTS, fail_fast=True), Tag("list[list[int]]")],
+    Discriminator(
+        _form_of_prompt,
+        custom_error_type="prompt_type",
+        custom_error_message="a string, a list of strings, a list of token ids or a list of such lists",
+    ),
+]
+
+
+class CompletionRequest(_GenerateRequest):
+    """`POST /v1/completions`."""
+
+    prompt: Prompts
+    max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    logprobs: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    echo: bool | None = None
 
 
 def parse_chat(body: bytes) -> ChatRequest:
+    return parse(body, ChatRequest)
+
+
+def parse_completion(body: bytes) -> CompletionRequest:
+    return parse(body, CompletionRequest)
+
+
+def parse(body: bytes, kind: type[_Request]) -> _Request:
     """Parse and validate a body; a mistake is a 400 that names its place."""
-    if b"NaN" in body or b"Infinity" in body:
-        _refuse_non_json_numbers(body)
     try:
-        return ChatRequest.model_validate_json(body)
+        # A key that stands twice has two values, of which every parser silently drops one.
+        value = jiter.from_json(body, allow_inf_nan=False, cache_mode="keys", catch_duplicate_keys=True)
+    except ValueError as error:
+        raise _not_json(str(error)) from None
+    try:
+        return kind.model_validate(value)
     except ValidationError as error:
         raise _as_api_error(error) from None
 
 
-def _refuse_non_json_numbers(body: bytes) -> None:
-    # pydantic's parser takes NaN and Infinity, which are not JSON; most bodies with these letters hold
-    # them inside a string, so the strict parser decides.
-    try:
-        orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise _not_json(str(error)) from None
+# jiter's words → what they mean to the one who wrote the body.
+_JSON_MISTAKES = (
+    (re.compile(r"Detected duplicate key (\".*\") at (line .*)", re.DOTALL), r"the key \1 stands twice (\2)"),
+    (re.compile(r"invalid unicode code point at (line .*)"), r"it is not UTF-8 (\1)"),
+    (re.compile(r"(?:unexpected end of|lone leading surrogate in) hex escape at (line .*)"), r"half a surrogate (\1)"),
+    (re.compile(r"recursion limit exceeded at (line .*)"), r"it is nested too deeply (\1)"),
+)
 
 
 def _not_json(reason: str) -> ApiError:
+    for words, meaning in _JSON_MISTAKES:
+        if found := words.fullmatch(reason):
+            reason = found.expand(meaning)
+            break
     return bad_request(f"The body is not valid JSON: {reason}.", code="invalid_json")
 
 
 def _as_api_error(error: ValidationError) -> ApiError:
     errors = error.errors(include_url=False, include_context=True)
     first = errors[0]
-    if first["type"] == "json_invalid":
-        return _not_json(first.get("ctx", {}).get("error", "it cannot be parsed"))
     # A union reports every branch: the branch that got furthest is the one that was meant.
     branches = [e for e in errors if e["loc"][: len(_field(first))] == _field(first)]
     depth = max(len(e["loc"]) for e in branches)
@@ -165,8 +257,11 @@ def _reason(error: ErrorDetails) -> str:
     kind = error["type"]
     if kind in ("string_too_short", "too_short"):
         return "not be empty"
-    if kind == "too_long":
-        return f"hold at most {error['ctx']['max_length']} elements"
+    if kind == "string_pattern_mismatch":
+        return "be 1 to 256 visible ASCII characters"
+    if kind in ("string_too_long", "too_long"):
+        unit = "characters" if kind == "string_too_long" else "elements"
+        return f"hold at most {error['ctx']['max_length']} {unit}"
     return "be " + _TYPE_NAMES.get(kind, error["msg"].removeprefix("Input should be "))
 
 

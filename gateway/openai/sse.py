@@ -1,9 +1,10 @@
-"""Answer bytes: chat completions whole and as server-sent events. Pure: values in, bytes out.
+"""Answer bytes: chat completions and completions, as server-sent events and whole. Pure: values in, bytes out.
 
 A chunk is a prepared prefix, the escaped delta and a suffix: per token one small `dumps` and a join,
 no model object (what a token costs is measured by `bench/`).
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -12,13 +13,12 @@ from gateway.openai.errors import ApiError
 
 DONE = b"data: [DONE]\n\n"
 
+Usage = Mapping[str, int]
+Members = Mapping[str, Any]
+"""Further members of a choice or of an answer: what only some requests ask for."""
 
-def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-    }
+_NONE: Members = {}
+_OPEN_END = b',"finish_reason":null'
 
 
 def error_event(error: ApiError) -> bytes:
@@ -26,62 +26,108 @@ def error_event(error: ApiError) -> bytes:
     return b"data: " + error.body() + b"\n\n" + DONE
 
 
-class ChatStream:
-    """The events of one streamed chat completion with one choice.
+class _Stream:
+    """The events of one answer with any number of choices.
 
     `usage_last`: a final event with the usage (`stream_options.include_usage`), all others then carry
-    `"usage": null`. `usage_always`: the running usage on every event (`continuous_usage_stats`).
+    `"usage": null`. `usage_always`: the running usage of its choice on every event
+    (`continuous_usage_stats`); an event's `usage` is given then, else it is None.
     """
 
+    kind: str
+
     def __init__(self, answer_id: str, created: int, model: str, *, usage_last: bool, usage_always: bool) -> None:
-        head = {"id": answer_id, "object": "chat.completion.chunk", "created": created, "model": model}
+        head = {"id": answer_id, "object": self.kind, "created": created, "model": model}
         self._head = b"data: " + orjson.dumps(head)[:-1]
-        self._delta = self._head + b',"choices":[{"index":0,"delta":{"content":'
+        self._choice = self._head + b',"choices":[{"index":'
+        self.usage_always = usage_always
         self._usage_last = usage_last or usage_always
-        self._usage_always = usage_always
         self._no_usage = b',"usage":null}\n\n' if self._usage_last else b"}\n\n"
 
-    def role(self, prompt_tokens: int) -> bytes:
-        choice = (
-            b',"choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
-        )
-        return self._head + choice + self._tail(prompt_tokens, 0)
+    def end(self, usage: Usage) -> bytes:
+        """The usage, where it was asked for, and the end of the stream."""
+        if not self._usage_last:
+            return DONE
+        return self._head + b',"choices":[],"usage":' + orjson.dumps(usage) + b"}\n\n" + DONE
 
-    def content(self, text: str, prompt_tokens: int, completion_tokens: int) -> bytes:
-        end = b'},"logprobs":null,"finish_reason":null}]'
-        return self._delta + orjson.dumps(text) + end + self._tail(prompt_tokens, completion_tokens)
-
-    def finish(self, reason: str, prompt_tokens: int, completion_tokens: int) -> bytes:
-        choice = b',"choices":[{"index":0,"delta":{},"logprobs":null,"finish_reason":' + orjson.dumps(reason) + b"}]"
-        events = self._head + choice + self._tail(prompt_tokens, completion_tokens)
-        if self._usage_last:
-            counts = orjson.dumps(usage(prompt_tokens, completion_tokens))
-            events += self._head + b',"choices":[],"usage":' + counts + b"}\n\n"
-        return events + DONE
-
-    def _tail(self, prompt_tokens: int, completion_tokens: int) -> bytes:
-        if not self._usage_always:
-            return self._no_usage
-        return b',"usage":' + orjson.dumps(usage(prompt_tokens, completion_tokens)) + b"}\n\n"
+    def _tail(self, usage: Usage | None) -> bytes:
+        return self._no_usage if usage is None else b',"usage":' + orjson.dumps(usage) + b"}\n\n"
 
 
-def chat_completion(
-    answer_id: str, created: int, model: str, text: str, finish_reason: str, counts: dict[str, int]
-) -> bytes:
-    """The body of a chat completion that was not streamed."""
-    answer: dict[str, Any] = {
-        "id": answer_id,
-        "object": "chat.completion",
-        "created": created,
-        "model": model,
-        "choices": [
-            {
-                "index": 0,
-                "message": {"role": "assistant", "content": text, "refusal": None},
-                "logprobs": None,
-                "finish_reason": finish_reason,
-            }
-        ],
-        "usage": counts,
+class ChatStream(_Stream):
+    kind = "chat.completion.chunk"
+
+    def role(self, index: int, usage: Usage | None, members: Members = _NONE) -> bytes:
+        """The first event of a choice; `members` are the answer's."""
+        choice = b'%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]' % index
+        return self._choice + choice + _more(members) + self._tail(usage)
+
+    def content(
+        self,
+        index: int,
+        text: str,
+        usage: Usage | None,
+        logprobs: Sequence[Members] | None = None,
+        members: Members = _NONE,
+    ) -> bytes:
+        content = b'%d,"delta":{"content":' % index + orjson.dumps(text)
+        shown = b'},"logprobs":null' if logprobs is None else b'},"logprobs":' + orjson.dumps(_content(logprobs))
+        return self._choice + content + shown + _OPEN_END + _more(members) + b"}]" + self._tail(usage)
+
+    def finish(self, index: int, reason: str, usage: Usage | None, members: Members = _NONE) -> bytes:
+        choice = b'%d,"delta":{},"logprobs":null,"finish_reason":' % index + orjson.dumps(reason)
+        return self._choice + choice + _more(members) + b"}]" + self._tail(usage)
+
+
+class CompletionStream(_Stream):
+    kind = "text_completion"
+
+    def text(
+        self, index: int, text: str, usage: Usage | None, logprobs: Members | None = None, members: Members = _NONE
+    ) -> bytes:
+        shown = b',"logprobs":' + (b"null" if logprobs is None else orjson.dumps(logprobs))
+        content = b'%d,"text":' % index + orjson.dumps(text) + shown
+        return self._choice + content + _OPEN_END + _more(members) + b"}]" + self._tail(usage)
+
+    def finish(self, index: int, reason: str, usage: Usage | None, members: Members = _NONE) -> bytes:
+        choice = b'%d,"text":"","logprobs":null,"finish_reason":' % index + orjson.dumps(reason)
+        return self._choice + choice + _more(members) + b"}]" + self._tail(usage)
+
+
+def _more(members: Members) -> bytes:
+    """Members to follow others; nothing for none."""
+    return b"," + orjson.dumps(members)[1:-1] if members else b""
+
+
+def _content(logprobs: Sequence[Members]) -> Members:
+    return {"content": logprobs, "refusal": None}
+
+
+def chat_choice(
+    index: int, text: str, reason: str, logprobs: Sequence[Members] | None, members: Members
+) -> dict[str, Any]:
+    return {
+        "index": index,
+        "message": {"role": "assistant", "content": text, "refusal": None},
+        "logprobs": None if logprobs is None else _content(logprobs),
+        "finish_reason": reason,
+        **members,
     }
-    return orjson.dumps(answer)
+
+
+def completion_choice(index: int, text: str, reason: str, logprobs: Members | None, members: Members) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason, **members}
+
+
+def whole(
+    kind: str,
+    answer_id: str,
+    created: int,
+    model: str,
+    choices: Sequence[Members],
+    usage: Usage,
+    members: Members = _NONE,
+) -> bytes:
+    """The body of an answer that was not streamed."""
+    head = {"id": answer_id, "object": kind, "created": created, "model": model}
+    return orjson.dumps({**head, "choices": choices, "usage": usage, **members})

@@ -5,22 +5,22 @@ Values only; they are filled by `gateway.triton.control` and read by `gateway.ro
 
 from dataclasses import dataclass, field
 
-from gateway.triton.contract import Backend
+from gateway.triton.contract import ModelContract
 from gateway.triton.generate import Connections
 
 
 @dataclass(slots=True)
 class Instance:
-    """One Triton server. `backends` holds the models that are ready on it, by Triton's name;
+    """One Triton server. `models` holds what is ready on it, by Triton's name;
     `reasons` says in a sentence why a model is not among them."""
 
     name: str
     connections: Connections
-    backends: dict[str, Backend] = field(default_factory=dict)
+    models: dict[str, ModelContract] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     in_flight: int = 0
 
     def take_out(self, reason: str) -> None:
         """It cannot be reached: no request goes there until a probe finds it again."""
-        self.reasons |= dict.fromkeys(self.backends, reason)
-        self.backends = {}
+        self.reasons |= dict.fromkeys(self.models, reason)
+        self.models = {}

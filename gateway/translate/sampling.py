@@ -1,4 +1,4 @@
-"""ChatRequest → vLLM's sampling parameters. Pure: values in, values out.
+"""Requests → vLLM's sampling parameters and the backend's other inputs. Pure: values in, values out.
 
 Bounds of single fields are checked when the request is parsed; here are the rules between fields and
 the defaults. Defaults are the model's own (`generation_config.json`), as vLLM's server takes them, and
@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.openai.errors import bad_request
-from gateway.openai.fields import CHAT, Fate
-from gateway.openai.schema import ChatRequest
+from gateway.openai.fields import CHAT, COMPLETION, Field, is_one_of
+from gateway.openai.schema import ChatRequest, CompletionRequest
+from gateway.triton.contract import Backend, ModelContract
 
 # generation_config.json's name → vLLM's, the set that vLLM's own server reads
 # (ModelConfig.get_diff_sampling_param).
@@ -26,8 +27,20 @@ _MODEL_DEFAULTS = {
     "max_new_tokens": "max_tokens",
 }
 
-_FORWARDED = tuple((f.name, f.key or f.name) for f in CHAT.values() if f.fate is Fate.FORWARDED)
-_NOT_ON_STOCK = tuple(f.name for f in CHAT.values() if f.fate is Fate.FORWARDED and not f.stock)
+GenerateRequest = ChatRequest | CompletionRequest
+
+
+def _forwarded(table: Mapping[str, Field]) -> tuple[tuple[str, str], ...]:
+    return tuple((f.name, f.key) for f in table.values() if f.key is not None)
+
+
+_PARAMETERS = {ChatRequest: _forwarded(CHAT), CompletionRequest: _forwarded(COMPLETION)}
+_INPUTS = tuple((f.name, f.input) for f in CHAT.values() if f.input is not None)
+# Which backend takes a field is the same for both request types.
+_NOT_EVERYWHERE = tuple({f.name: f for f in (*CHAT.values(), *COMPLETION.values()) if f.needs or not f.stock}.values())
+
+# OpenAI's and vLLM's for completions; a chat answers until it is done.
+_COMPLETION_MAX_TOKENS = 16
 
 
 def model_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -39,52 +52,127 @@ def model_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def sampling_parameters(request: ChatRequest, defaults: Mapping[str, Any], max_model_len: int | None) -> dict[str, Any]:
+def sampling_parameters(
+    request: GenerateRequest, defaults: Mapping[str, Any], max_model_len: int | None
+) -> dict[str, Any]:
     """The sampling parameters of one request, without its constraint.
 
     `max_tokens` is always present: `None` means the rest of the context. `max_model_len` is the
     model's context length in tokens, `None` where unknown.
     """
     parameters = dict(defaults)
-    for name, key in _FORWARDED:
+    for name, key in _PARAMETERS[type(request)]:
         value = getattr(request, name)
         if value is not None:
             parameters[key] = value
-    limit = _limit(request, max_model_len)
+    if isinstance(request, ChatRequest):
+        limit = _chat_limit(request, max_model_len)
+        _chat_logprobs(request, parameters)
+    else:
+        limit = _completion_limit(request, max_model_len)
+        if request.echo and request.logprobs is not None:
+            parameters.setdefault("prompt_logprobs", request.logprobs)
     parameters["max_tokens"] = limit if limit is not None else defaults.get("max_tokens")
+    _check_logprobs(request, parameters)
     _check_min_tokens(parameters)
     _check_logit_bias(request.logit_bias or {})
     _check_xargs(request.vllm_xargs or {})
+    if request.repetition_detection is not None:
+        parameters["repetition_detection"] = request.repetition_detection.model_dump(exclude_none=True)
     return parameters
 
 
-def refuse_on_stock(request: ChatRequest) -> None:
-    """Refuse what NVIDIA's stock backend cannot do, since it would answer with an unrelated error."""
-    for name in _NOT_ON_STOCK:
-        if getattr(request, name) is not None:
+def inputs(request: GenerateRequest) -> dict[str, Any]:
+    """The fields that become inputs of the backend beside the sampling parameters."""
+    if request.truncation_side is not None and request.truncate_prompt_tokens is None:
+        raise bad_request("truncation_side needs truncate_prompt_tokens.", "truncation_side")
+    if request.truncate_prompt_tokens == 0:
+        raise bad_request("truncate_prompt_tokens must be -1 or at least 1.", "truncate_prompt_tokens", "invalid_value")
+    return {key: value for name, key in _INPUTS if (value := getattr(request, name)) is not None}
+
+
+def refuse_missing(request: GenerateRequest, model: ModelContract) -> None:
+    """Refuse what the model's backend cannot take: Triton would drop an input that is not declared, and NVIDIA's
+    stock backend answers with an unrelated error."""
+    stock = model.backend is Backend.STOCK
+    for field in _NOT_EVERYWHERE:
+        value = getattr(request, field.name, None)
+        if value is None or is_one_of(value, field.harmless):
+            continue
+        if stock and not field.stock:
             raise bad_request(
-                f"{name} cannot reach the engine through Triton's stock vLLM backend; remove it, or install "
+                f"{field.name} cannot reach the engine through Triton's stock vLLM backend; remove it, or install "
                 "this project's vllm_backend.",
-                param=name,
+                param=field.name,
+                code="unsupported_parameter",
+            )
+        if field.needs is not None and field.needs not in model.inputs:
+            raise bad_request(
+                f"{field.name} is not taken by the vllm_backend that serves this model; remove it, or install this "
+                "project's newer one.",
+                param=field.name,
                 code="unsupported_parameter",
             )
 
 
-def _limit(request: ChatRequest, max_model_len: int | None) -> int | None:
+def for_choice(parameters: Mapping[str, Any], number: int) -> Mapping[str, Any]:
+    """The sampling parameters of choice `number`: with one seed, all choices would be the same."""
+    seed = parameters.get("seed")
+    if number == 0 or seed is None:
+        return parameters
+    if seed + number >= 2**63:
+        raise bad_request("seed + n must stay below 2^63: choice number i gets seed + i.", "seed", "invalid_value")
+    return {**parameters, "seed": seed + number}
+
+
+def _chat_limit(request: ChatRequest, max_model_len: int | None) -> int | None:
     new, old = request.max_completion_tokens, request.max_tokens
     if new is not None and old is not None and new != old:
         raise bad_request(
             "max_tokens and max_completion_tokens are two names of one limit; give one of them.", param="max_tokens"
         )
     limit = new if new is not None else old
-    name = "max_tokens" if new is None else "max_completion_tokens"
+    _check_limit(limit, "max_tokens" if new is None else "max_completion_tokens", max_model_len)
+    return limit
+
+
+def _completion_limit(request: CompletionRequest, max_model_len: int | None) -> int:
+    limit = request.max_tokens
+    if limit is None:
+        return _COMPLETION_MAX_TOKENS
+    _check_limit(limit, "max_tokens", max_model_len)
+    if limit == 0:
+        if not request.echo:
+            raise bad_request("max_tokens must be at least 1, or 0 with echo.", "max_tokens", "invalid_value")
+        # The engine always generates: one token, which is left out of the answer.
+        return 1
+    return limit
+
+
+def _check_limit(limit: int | None, name: str, max_model_len: int | None) -> None:
     if limit is not None and max_model_len is not None and limit > max_model_len:
         raise bad_request(
             f"{name} is {limit}, but the model's context holds {max_model_len} tokens, prompt included.",
             param=name,
             code="invalid_value",
         )
-    return limit
+
+
+def _chat_logprobs(request: ChatRequest, parameters: dict[str, Any]) -> None:
+    if request.logprobs:
+        parameters.setdefault("logprobs", 0)
+        return
+    if request.top_logprobs:
+        raise bad_request("top_logprobs needs logprobs: true.", "top_logprobs", "invalid_value")
+    parameters.pop("logprobs", None)
+
+
+def _check_logprobs(request: GenerateRequest, parameters: dict[str, Any]) -> None:
+    # vLLM: tokens that are named take the place of the best-ranked ones.
+    if request.logprob_token_ids is not None and parameters.pop("logprobs", None) is None:
+        raise bad_request("logprob_token_ids needs logprobs.", "logprob_token_ids", "invalid_value")
+    if request.prompt_logprobs is not None and request.stream:
+        raise bad_request("prompt_logprobs are not available in a stream.", "prompt_logprobs", "invalid_value")
 
 
 def _check_min_tokens(parameters: Mapping[str, Any]) -> None:

@@ -6,7 +6,8 @@ for NVIDIA's stock one (STOCK). Pure: values in, values out. The other half of t
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -25,24 +26,58 @@ class Backend(StrEnum):
     STOCK = "stock"
 
 
+@dataclass(frozen=True, slots=True)
+class ModelContract:
+    """What a ready model takes: which backend serves it, and the names of its inputs."""
+
+    backend: Backend
+    inputs: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One generation, as it is asked of a backend.
+
+    `sampling` holds `max_tokens`, None for the rest of the context; `constraint` is vLLM's
+    `structured_outputs` object; `inputs` are further inputs by name; `outputs` are the JSON outputs that are
+    wanted (of `JSON_OUTPUTS`); `request_id` stands in the backend's log.
+    """
+
+    prompt: str | list[int]
+    sampling: Mapping[str, Any]
+    constraint: Mapping[str, Any] | None = None
+    add_special_tokens: bool = False
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    outputs: tuple[str, ...] = ()
+    request_id: str = ""
+
+
+JSON_OUTPUTS = ("logprobs", "prompt_logprobs", "token_ids", "prompt_token_ids", "stop_reason")
+"""Outputs whose text is JSON; each is asked for by `return_<name>`. The stock backend has the first alone."""
+
+_NO_OUTPUTS: Mapping[str, Any] = {}
+
+
 class Delta(NamedTuple):
-    """One Triton response: what it adds to the answer. Counts are in tokens."""
+    """One Triton response: what it adds to the answer. Counts are in tokens; `outputs` are the values of the JSON
+    outputs that were asked for."""
 
     text: str
     finish_reason: str | None
     prompt_tokens: int
     new_tokens: int
+    outputs: Mapping[str, Any] = _NO_OUTPUTS
 
 
 class UpstreamError(Exception):
     """An error text that Triton or the model answered, as it came."""
 
 
-def backend_of(metadata: Mapping[str, Any]) -> Backend:
-    """Which backend serves a model, from Triton's metadata: an optional input is the only capability
-    that the metadata can show."""
-    names = {tensor.get("name") for tensor in metadata.get("inputs", ())}
-    return Backend.OURS if "send_admission" in names else Backend.STOCK
+def contract_of(metadata: Mapping[str, Any]) -> ModelContract:
+    """What a model takes, from Triton's metadata: an optional input is the only capability that the metadata can
+    show."""
+    names = frozenset(str(tensor.get("name")) for tensor in metadata.get("inputs", ()))
+    return ModelContract(Backend.OURS if "send_admission" in names else Backend.STOCK, names)
 
 
 def stock_is_too_old(server_version: str) -> str | None:
@@ -61,34 +96,28 @@ def stock_is_too_old(server_version: str) -> str | None:
     )
 
 
-def request_body(
-    backend: Backend,
-    prompt: str,
-    sampling: Mapping[str, Any],
-    constraint: Mapping[str, Any] | None,
-    *,
-    add_special_tokens: bool,
-    context_len: int | None,
-) -> bytes:
-    """The body of `POST /v2/models/M/generate_stream`.
-
-    `sampling` holds `max_tokens`, None for the rest of the context; `constraint` is vLLM's
-    `structured_outputs` object; `context_len` is the context length in tokens or an upper bound of it.
-    """
-    parameters = dict(sampling)
+def request_body(backend: Backend, request: GenerateRequest, context_len: int | None) -> bytes:
+    """The body of `POST /v2/models/M/generate_stream`. `context_len` is the context length in tokens or an upper
+    bound of it, None where unknown."""
+    parameters = dict(request.sampling)
     inputs: dict[str, Any] = {
-        "text_input": prompt,
+        "id": request.request_id,
+        "text_input" if isinstance(request.prompt, str) else "input_ids": request.prompt,
         "stream": True,
         "exclude_input_in_output": True,
         "return_finish_reason": True,
         "return_num_input_tokens": True,
         "return_num_output_tokens": True,
     }
+    for output in request.outputs:
+        inputs[f"return_{output}"] = True
+    inputs.update(request.inputs)
     if backend is Backend.OURS:
         inputs["send_admission"] = True
-        inputs["add_special_tokens"] = add_special_tokens
-        if constraint is not None:
-            parameters["structured_outputs"] = constraint
+        if isinstance(request.prompt, str):
+            inputs["add_special_tokens"] = request.add_special_tokens
+        if request.constraint is not None:
+            parameters["structured_outputs"] = request.constraint
     else:
         if parameters["max_tokens"] is None:
             if context_len is None:
@@ -99,16 +128,16 @@ def request_body(
                 )
             # The engine ends a request at the end of its context whatever the limit; absent would mean 16.
             parameters["max_tokens"] = context_len
-        if constraint is not None:
+        if request.constraint is not None:
             # The stock backend wants JSON inside the JSON, and nothing but a string.
-            parameters["structured_outputs"] = dumps(constraint).decode()
+            parameters["structured_outputs"] = dumps(request.constraint).decode()
     inputs["sampling_parameters"] = dumps(parameters).decode()
     return orjson.dumps(inputs)
 
 
-def parse_response(payload: bytes) -> Delta:
-    """One event of the stream. Raises `UpstreamError` with the text of an error event, `ValueError` for
-    anything that is no response of a vLLM backend."""
+def parse_response(payload: bytes, outputs: Sequence[str] = ()) -> Delta:
+    """One event of the stream; `outputs` are the JSON outputs that were asked for. Raises `UpstreamError` with the
+    text of an error event, `ValueError` for anything that is no response of a vLLM backend."""
     response = orjson.loads(payload)
     text = response.get("text_output")
     if text is None:
@@ -117,7 +146,8 @@ def parse_response(payload: bytes) -> Delta:
     prompt_tokens, new_tokens = response.get("num_input_tokens", 0), response.get("num_output_tokens", 0)
     if type(text) is not str or type(prompt_tokens) is not int or type(new_tokens) is not int:
         raise ValueError("a response holds a value of the wrong type")
-    return Delta(text, None if reason is None or reason == "None" else str(reason), prompt_tokens, new_tokens)
+    values = {name: orjson.loads(response.get(name) or b"null") for name in outputs} if outputs else _NO_OUTPUTS
+    return Delta(text, None if reason is None or reason == "None" else str(reason), prompt_tokens, new_tokens, values)
 
 
 def refusal_text(body: bytes) -> str:
@@ -140,10 +170,11 @@ _TOO_LONG = re.compile(r".{0,60}maximum (?:context|model) length.*", re.IGNORECA
 _STOCK_CLIENT_FAULT = re.compile(r"(Grammar error|Invalid grammar|The provided JSON schema)\b.*")
 
 
-def error_from(text: str, backend: Backend) -> ApiError:
+def error_from(text: str, backend: Backend, places: Mapping[str, str]) -> ApiError:
     """An upstream error text → what the client sees.
 
-    Only this project's backend says whose fault it was (Triton's HTTP turns every code into 400), so
+    `places` maps the contract's names of inputs and sampling parameters to the client's, where they differ;
+    it holds `prompt`. Only this project's backend says whose fault it was (Triton's HTTP turns every code into 400), so
     its prefix is trusted from it alone.
     """
     if backend is Backend.OURS:
@@ -154,15 +185,16 @@ def error_from(text: str, backend: Backend) -> ApiError:
             return internal_error("the inference server refused the request for a reason that it did not name")
         code, place, sentence = found.groups()
         if code == "INVALID_ARG":
-            param = _client_param(place)
+            param = _client_param(place, places)
             message = f"{param}: {sentence}" if param and param not in sentence else sentence
-            return bad_request(message, param, "context_length_exceeded" if param == "messages" else "invalid_value")
+            is_too_long = place == "prompt" and "context" in sentence
+            return bad_request(message, param, "context_length_exceeded" if is_too_long else "invalid_value")
         if code == "UNAVAILABLE":
             return unavailable(sentence)
         return internal_error(sentence)
     text = text.removeprefix("Error generating stream: ")
     if found := _TOO_LONG.match(text):
-        return bad_request(found[0], "messages", "context_length_exceeded")
+        return bad_request(found[0], places["prompt"], "context_length_exceeded")
     if "EngineDead" in text or "engine core" in text.lower() or _STUB_IS_GONE.search(text):
         return unavailable("The engine is not running.")
     if found := _STOCK_CLIENT_FAULT.match(text):
@@ -170,11 +202,10 @@ def error_from(text: str, backend: Backend) -> ApiError:
     return internal_error("the engine refused the request; the cause is in Triton's log")
 
 
-def _client_param(place: str | None) -> str | None:
+def _client_param(place: str | None, places: Mapping[str, str]) -> str | None:
     """A place in the backend's inputs → the place in the client's request."""
     if place is None:
         return None
-    if place in ("prompt", "text_input", "input_ids"):
-        return "messages"
-    name = place.removeprefix("sampling_parameters.")
-    return "vllm_xargs" + name.removeprefix("extra_args") if name.startswith("extra_args") else name
+    name = "prompt" if place in ("text_input", "input_ids") else place.removeprefix("sampling_parameters.")
+    head, dot, rest = name.partition(".")
+    return places.get(head, head) + dot + rest

@@ -13,7 +13,7 @@ from tritonclient.http.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
 from gateway.routing.instances import Instance
-from gateway.triton.contract import Backend, backend_of, stock_is_too_old
+from gateway.triton.contract import Backend, ModelContract, contract_of, stock_is_too_old
 
 _log = logging.getLogger(__name__)
 
@@ -50,41 +50,41 @@ class Control:
                 await asyncio.sleep(PROBE_INTERVAL_S)
 
     async def _probe(self, instance: Instance, client: InferenceServerClient) -> None:
-        backends: dict[str, Backend] = {}
+        ready: dict[str, ModelContract] = {}
         reasons: dict[str, str] = {}
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 server = await client.get_server_metadata()
                 for model in self._models:
                     found = await self._probe_model(client, model, str(server.get("version", "")))
-                    if isinstance(found, Backend):
-                        backends[model] = found
+                    if isinstance(found, ModelContract):
+                        ready[model] = found
                     else:
                         reasons[model] = found
         except Exception as error:
             # Whatever a probe meets (refused, reset, nonsense), the instance is not ready and the
             # watch goes on.
             reasons = dict.fromkeys(self._models, f"the Triton server does not answer ({type(error).__name__})")
-            backends = {}
-        self._report(instance, backends, reasons)
-        instance.backends, instance.reasons = backends, reasons
+            ready = {}
+        self._report(instance, ready, reasons)
+        instance.models, instance.reasons = ready, reasons
 
-    async def _probe_model(self, client: InferenceServerClient, model: str, version: str) -> Backend | str:
+    async def _probe_model(self, client: InferenceServerClient, model: str, version: str) -> ModelContract | str:
         if not await client.is_model_ready(model):
             return f"Triton does not have the model {model!r} ready"
         try:
-            backend = backend_of(await client.get_model_metadata(model))
+            found = contract_of(await client.get_model_metadata(model))
         except InferenceServerException as error:
             return f"Triton gives no metadata of the model {model!r}: {error.message()}"
-        if backend is Backend.STOCK and not self._accept_old and (reason := stock_is_too_old(version)):
+        if found.backend is Backend.STOCK and not self._accept_old and (reason := stock_is_too_old(version)):
             return reason
-        return backend
+        return found
 
     @staticmethod
-    def _report(instance: Instance, backends: dict[str, Backend], reasons: dict[str, str]) -> None:
-        for model, backend in backends.items():
-            if instance.backends.get(model) is not backend:
-                _log.info("model %s is ready on %s (%s backend)", model, instance.name, backend.value)
+    def _report(instance: Instance, ready: dict[str, ModelContract], reasons: dict[str, str]) -> None:
+        for model, found in ready.items():
+            if instance.models.get(model) != found:
+                _log.info("model %s is ready on %s (%s backend)", model, instance.name, found.backend.value)
         for model, reason in reasons.items():
             if instance.reasons.get(model) != reason:
                 _log.warning("model %s is not ready on %s: %s", model, instance.name, reason)

@@ -5,29 +5,31 @@ of open requests while it is open.
 """
 
 import logging
+from collections.abc import Mapping, Sequence
 
 from gateway.openai.errors import ApiError, internal_error, unavailable
 from gateway.routing.instances import Instance
-from gateway.triton.contract import (
-    Backend,
-    Delta,
-    UpstreamError,
-    error_from,
-    parse_response,
-    refusal_text,
-)
+from gateway.triton.contract import Delta, UpstreamError, error_from, parse_response, refusal_text
 from gateway.triton.generate import BrokenConnection, ConnectError
 
 _log = logging.getLogger(__name__)
 
 
 class Generation:
-    """`open()`, then `deltas()` until None, and `close()` always. `model` is Triton's name."""
+    """`open()`, then `deltas()` until None, and `close()` always.
 
-    def __init__(self, instance: Instance, model: str, body: bytes) -> None:
+    `model` is Triton's name; `outputs` are the JSON outputs that `body` asks for; `places` maps the contract's
+    names to the client's (`contract.error_from`).
+    """
+
+    def __init__(
+        self, instance: Instance, model: str, body: bytes, outputs: Sequence[str], places: Mapping[str, str]
+    ) -> None:
         self._instance = instance
         self._model = model
-        self._backend: Backend = instance.backends[model]
+        self._backend = instance.models[model].backend
+        self._outputs = outputs
+        self._places = places
         self._call = instance.connections.call(f"/v2/models/{model}/generate_stream", body)
         self._failure: ApiError | None = None
         self._first: list[Delta] | None = None
@@ -67,7 +69,7 @@ class Generation:
         deltas: list[Delta] = []
         for payload in payloads:
             try:
-                deltas.append(parse_response(payload))
+                deltas.append(parse_response(payload, self._outputs))
             except UpstreamError as error:
                 self._failure = self._understood("failed a request", str(error))
                 break
@@ -95,7 +97,7 @@ class Generation:
         return self._understood(f"answered {status}", text)
 
     def _understood(self, what: str, text: str) -> ApiError:
-        error = error_from(text, self._backend)
+        error = error_from(text, self._backend, self._places)
         # A client's mistake is its own business; the operator is told of the rest.
         level = logging.INFO if error.status < 500 else logging.WARNING
         _log.log(level, "%s %s for model %s: %s", self._instance.name, what, self._model, text)

@@ -15,6 +15,7 @@ from tests.support.gateway import Gateway, running_gateway
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    "{% for document in documents or [] %}{{ document['title'] }}{% endfor %}{{ mood or '' }}"
 )
 
 
@@ -42,7 +43,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def engine_process(repository: Path) -> Iterator[MockEngine]:
-    with running_mock_engine(model_repository=repository) as engine:
+    with running_mock_engine(model_repository=repository, scheduling_policy="priority") as engine:
         yield engine
 
 

@@ -8,8 +8,7 @@ import openai
 import pytest
 
 from bench.mock_engine.running import MockEngine
-from gateway.openai.fields import CHAT, Fate
-from tests.support.chat import MODEL, SCHEMA, TELLING, ask, chat, events, joined
+from tests.support.chat import MODEL, SCHEMA, ask, chat, events, joined
 from tests.support.gateway import Gateway
 
 
@@ -110,25 +109,6 @@ def test_an_absent_limit_is_not_sixteen(client: httpx.Client) -> None:
     usage = body["usage"]
     assert body["choices"][0]["finish_reason"] == "length"
     assert usage["total_tokens"] == 512
-
-
-def test_telling_values_cover_every_forwarded_field() -> None:
-    assert TELLING.keys() == {f.name for f in CHAT.values() if f.fate is Fate.FORWARDED}
-
-
-@pytest.mark.parametrize("name", TELLING)
-def test_every_forwarded_field_arrives_at_the_engine(name: str, client: httpx.Client, engine: MockEngine) -> None:
-    assert ask(client, **{name: TELLING[name]}).status_code == 200
-    (request,) = engine.wait_for_requests(1)
-    assert request["sampling_parameters"][CHAT[name].key] == TELLING[name]
-
-
-@pytest.mark.parametrize("name", [f.name for f in CHAT.values() if f.fate is Fate.REFUSED])
-def test_every_refused_field_is_400_and_reaches_no_engine(name: str, client: httpx.Client, engine: MockEngine) -> None:
-    answer = ask(client, "hi", **{name: {"telling": 1}})
-    error = answer.json()["error"]
-    assert (answer.status_code, error["param"], error["type"]) == (400, name, "invalid_request_error")
-    assert engine.requests() == []
 
 
 def test_warnings_name_what_was_ignored(client: httpx.Client) -> None:

@@ -29,7 +29,36 @@ TELLING: dict[str, Any] = {
     "spaces_between_special_tokens": False,
     "vllm_xargs": {"k": [1, "v"]},
     "stream_interval": 4,
+    "thinking_token_budget": 11,
+    "repetition_detection": {"max_pattern_size": 30, "min_pattern_size": 20, "min_count": 9},
+    "watermarking": False,
+    "priority": -3,
+    "cache_salt": "a salt",
+    "session_id": "a session",
+    "truncate_prompt_tokens": 9,
+    "truncation_side": "left",
+    "prompt_logprobs": 2,
+    "logprob_token_ids": [3, 4],
+    "top_logprobs": 2,
 }
+COMPLETION_TELLING: dict[str, Any] = {name: value for name, value in TELLING.items() if name != "top_logprobs"} | {
+    "max_tokens": 17,
+    "logprobs": 3,
+}
+
+# What a field cannot be sent without.
+BESIDE: dict[str, dict[str, Any]] = {
+    "top_logprobs": {"logprobs": True},
+    "truncation_side": {"truncate_prompt_tokens": 9},
+}
+
+
+def beside(name: str, *, is_chat: bool) -> dict[str, Any]:
+    """The other fields that a request with this one needs."""
+    if name == "logprob_token_ids":
+        return {"logprobs": True if is_chat else 1}
+    return BESIDE.get(name, {})
+
 
 SCHEMA = {
     "type": "object",
@@ -42,6 +71,15 @@ SCHEMA = {
 def chat(text: str = "Say something.", /, **changes: Any) -> dict[str, Any]:
     """A request body."""
     return {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 20} | changes
+
+
+def completion(prompt: Any = "Say something.", /, **changes: Any) -> dict[str, Any]:
+    """The body of a request for completions."""
+    return {"model": MODEL, "prompt": prompt, "max_tokens": 20} | changes
+
+
+def complete(client: httpx.Client, prompt: Any = "Say something.", /, **changes: Any) -> httpx.Response:
+    return client.post("/v1/completions", json=completion(prompt, **changes))
 
 
 def ask(client: httpx.Client, text: str = "Say something.", /, **changes: Any) -> httpx.Response:

@@ -14,13 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api.chat import ChatCompletions
+from gateway.api.chat import Chat
+from gateway.api.generate import GenerateRoute
+from gateway.api.in_flight import InFlight
 from gateway.checker import Checker
 from gateway.models import ServedModel
 from gateway.routing.instances import Instance
 from gateway.settings import Settings
 from gateway.translate.prompt import ChatTemplate
-from gateway.triton.contract import Backend
+from gateway.triton.contract import Backend, ModelContract
 from gateway.triton.generate import Connections, _Connection
 
 
@@ -107,8 +109,8 @@ async def answer(raw: bytes, cuts: Iterable[int], *, stream: bool) -> tuple[int,
     """Status and body, with the answer's identity taken out."""
     places = [0, *sorted(c % (len(raw) + 1) for c in cuts), len(raw)]
     pieces = [raw[a:b] for a, b in itertools.pairwise(places) if b > a]
-    instance = Instance("i", ScriptedConnections(pieces), {"m": Backend.OURS})
-    endpoint = ChatCompletions(Settings(), {"m": MODEL}, [instance], Checker())
+    instance = Instance("i", ScriptedConnections(pieces), {"m": ModelContract(Backend.OURS, frozenset())})
+    endpoint = GenerateRoute(Chat(), Settings(), {"m": MODEL}, [instance], Checker(), InFlight(10, [MODEL]))
     request = {"model": "m", "messages": [{"role": "user", "content": "q"}], "stream": stream}
     if stream:
         request["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}

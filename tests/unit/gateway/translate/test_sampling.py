@@ -6,21 +6,110 @@ from typing import Any
 import pytest
 
 from gateway.openai.errors import ApiError
-from gateway.openai.fields import CHAT, Fate
-from gateway.openai.schema import ChatRequest, parse_chat
-from gateway.translate.sampling import model_defaults, refuse_on_stock, sampling_parameters
-from tests.support.chat import TELLING
+from gateway.openai.fields import CHAT, COMPLETION, Fate
+from gateway.openai.schema import ChatRequest, CompletionRequest, parse_chat, parse_completion
+from gateway.translate.sampling import for_choice, inputs, model_defaults, refuse_missing, sampling_parameters
+from gateway.triton.contract import Backend, ModelContract
+from tests.support.chat import COMPLETION_TELLING, TELLING, beside
 
 
 def request(**changes: Any) -> ChatRequest:
     return parse_chat(json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]} | changes).encode())
 
 
-def test_every_forwarded_field_becomes_its_sampling_parameter() -> None:
-    forwarded = {f.name: f.key for f in CHAT.values() if f.fate is Fate.FORWARDED}
-    assert TELLING.keys() == forwarded.keys()
-    parameters = sampling_parameters(request(**TELLING), {}, None)
-    assert parameters == {forwarded[name]: value for name, value in TELLING.items()} | {"max_tokens": None}
+def completion(**changes: Any) -> CompletionRequest:
+    return parse_completion(json.dumps({"model": "m", "prompt": "hi"} | changes).encode())
+
+
+def test_telling_values_cover_every_forwarded_field() -> None:
+    assert TELLING.keys() == {f.name for f in CHAT.values() if f.fate is Fate.FORWARDED}
+    assert COMPLETION_TELLING.keys() == {f.name for f in COMPLETION.values() if f.fate is Fate.FORWARDED}
+
+
+@pytest.mark.parametrize("name", TELLING)
+def test_every_forwarded_field_of_a_chat_becomes_its_parameter_or_input(name: str) -> None:
+    asked = request(**beside(name, is_chat=True), **{name: TELLING[name]})
+    check_forwarded(asked, name, TELLING[name])
+
+
+@pytest.mark.parametrize("name", COMPLETION_TELLING)
+def test_every_forwarded_field_of_a_completion_becomes_its_parameter_or_input(name: str) -> None:
+    asked = completion(**beside(name, is_chat=False), **{name: COMPLETION_TELLING[name]})
+    check_forwarded(asked, name, COMPLETION_TELLING[name])
+
+
+def check_forwarded(asked: ChatRequest | CompletionRequest, name: str, value: Any) -> None:
+    field = (CHAT if isinstance(asked, ChatRequest) else COMPLETION)[name]
+    assert (field.key is None) is not (field.input is None)
+    if field.key is not None:
+        assert sampling_parameters(asked, {}, None)[field.key] == value
+    else:
+        assert field.input is not None
+        assert inputs(asked)[field.input] == value
+
+
+def test_logprobs_of_a_chat() -> None:
+    assert sampling_parameters(request(logprobs=True), {}, None)["logprobs"] == 0
+    assert sampling_parameters(request(logprobs=True, top_logprobs=5), {}, None)["logprobs"] == 5
+    assert sampling_parameters(request(logprobs=True, top_logprobs=-1), {}, None)["logprobs"] == -1
+    for nothing in ({}, {"logprobs": False}, {"logprobs": False, "top_logprobs": 0}, {"top_logprobs": 0}):
+        assert "logprobs" not in sampling_parameters(request(**nothing), {}, None)
+    for changes in ({"top_logprobs": 1}, {"logprobs": False, "top_logprobs": -1}):
+        with pytest.raises(ApiError, match="needs logprobs") as caught:
+            sampling_parameters(request(**changes), {}, None)
+        assert caught.value.param == "top_logprobs"
+
+
+def test_named_tokens_take_the_place_of_the_best_ranked_ones() -> None:
+    parameters = sampling_parameters(request(logprobs=True, top_logprobs=5, logprob_token_ids=[7]), {}, None)
+    assert "logprobs" not in parameters
+    assert parameters["logprob_token_ids"] == [7]
+    for asked in (request(logprob_token_ids=[7]), completion(logprob_token_ids=[7])):
+        with pytest.raises(ApiError, match="needs logprobs") as caught:
+            sampling_parameters(asked, {}, None)
+        assert caught.value.param == "logprob_token_ids"
+
+
+def test_the_limit_of_a_completion() -> None:
+    assert sampling_parameters(completion(), {"max_tokens": 99}, 8)["max_tokens"] == 16
+    assert sampling_parameters(completion(max_tokens=3), {}, 8)["max_tokens"] == 3
+    # With echo, none means: the prompt alone. The engine generates at least one.
+    assert sampling_parameters(completion(max_tokens=0, echo=True), {}, 8)["max_tokens"] == 1
+    for changes in ({"max_tokens": 0}, {"max_tokens": 9}):
+        with pytest.raises(ApiError) as caught:
+            sampling_parameters(completion(**changes), {}, 8)
+        assert caught.value.param == "max_tokens"
+
+
+def test_echo_with_logprobs_asks_for_those_of_the_prompt() -> None:
+    assert sampling_parameters(completion(echo=True, logprobs=2), {}, None)["prompt_logprobs"] == 2
+    both = completion(echo=True, logprobs=2, prompt_logprobs=4)
+    assert sampling_parameters(both, {}, None)["prompt_logprobs"] == 4
+    for changes in ({"echo": True}, {"logprobs": 2}):
+        assert "prompt_logprobs" not in sampling_parameters(completion(**changes), {}, None)
+
+
+def test_prompt_logprobs_are_refused_in_a_stream() -> None:
+    for asked in (request(prompt_logprobs=1, stream=True), completion(prompt_logprobs=1, stream=True)):
+        with pytest.raises(ApiError) as caught:
+            sampling_parameters(asked, {}, None)
+        assert caught.value.param == "prompt_logprobs"
+
+
+@pytest.mark.parametrize("changes", [{"truncate_prompt_tokens": 0}, {"truncation_side": "left"}])
+def test_a_truncation_that_says_nothing_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ApiError) as caught:
+        inputs(request(**changes))
+    assert caught.value.param in changes
+
+
+def test_each_choice_has_a_seed_of_its_own() -> None:
+    parameters = {"seed": 5, "top_k": 1}
+    assert [for_choice(parameters, i) for i in range(3)] == [{"seed": 5 + i, "top_k": 1} for i in range(3)]
+    assert for_choice({"top_k": 1}, 2) == {"top_k": 1}
+    with pytest.raises(ApiError) as caught:
+        for_choice({"seed": 2**63 - 1}, 1)
+    assert caught.value.param == "seed"
 
 
 def test_zero_and_false_are_values() -> None:
@@ -98,9 +187,46 @@ def test_a_number_that_json_cannot_write_is_refused() -> None:
         sampling_parameters(parse_chat(body.replace('"a": 0', '"a": 1e999').encode()), {}, None)
 
 
-@pytest.mark.parametrize("changes", [{"logit_bias": {"1": 1}}, {"stream_interval": 2}])
-def test_what_the_stock_backend_cannot_take_is_refused_there(changes: dict[str, Any]) -> None:
+STOCK = ModelContract(Backend.STOCK, frozenset({"text_input"}))
+NOT_ON_STOCK = {
+    "logit_bias",
+    "stream_interval",
+    "thinking_token_budget",
+    "repetition_detection",
+    "watermarking",
+    "priority",
+    "cache_salt",
+    "session_id",
+    "truncate_prompt_tokens",
+    "truncation_side",
+    "prompt_logprobs",
+    "logprob_token_ids",
+}
+
+
+@pytest.mark.parametrize("name", TELLING)
+def test_what_the_stock_backend_cannot_take_is_refused_there(name: str) -> None:
+    asked = request(**{name: TELLING[name]})
+    if name not in NOT_ON_STOCK:
+        refuse_missing(asked, STOCK)
+        return
     with pytest.raises(ApiError, match="stock vLLM backend") as caught:
-        refuse_on_stock(request(**changes))
-    assert caught.value.param in changes
-    refuse_on_stock(request(temperature=1))
+        refuse_missing(asked, STOCK)
+    assert caught.value.param == name
+
+
+def test_values_that_ask_for_nothing_are_taken_everywhere() -> None:
+    refuse_missing(request(priority=0, return_token_ids=False), STOCK)
+
+
+NEEDED = {f.name: f.needs for f in (*CHAT.values(), *COMPLETION.values()) if f.needs is not None}
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_an_input_that_the_backend_does_not_declare_is_refused(name: str) -> None:
+    """Triton would take it as a parameter of no meaning."""
+    asked = request(**{name: TELLING.get(name, True)})
+    refuse_missing(asked, ModelContract(Backend.OURS, frozenset({NEEDED[name]})))
+    with pytest.raises(ApiError, match="newer") as caught:
+        refuse_missing(asked, ModelContract(Backend.OURS, frozenset()))
+    assert caught.value.param == name

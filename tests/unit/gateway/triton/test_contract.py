@@ -7,26 +7,28 @@ import pytest
 
 from gateway.openai.errors import ApiError
 from gateway.triton import contract
-from gateway.triton.contract import Backend, Delta, UpstreamError
+from gateway.triton.contract import Backend, Delta, GenerateRequest, ModelContract, UpstreamError
 
 SCHEMA = {"json": {"type": "object", "properties": {"b": {}, "a": {"enum": [10**30]}}}}
 
+PLACES = {"prompt": "messages", "extra_args": "vllm_xargs", "logprobs": "top_logprobs"}
+
 
 def body(backend: Backend, **changes: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    context_len = changes.pop("context_len", 4096)
     options: dict[str, Any] = {
         "prompt": "p",
         "sampling": {"temperature": 0.5, "max_tokens": None},
-        "constraint": None,
-        "add_special_tokens": False,
-        "context_len": 4096,
+        "request_id": "r-1",
     } | changes
-    inputs = json.loads(contract.request_body(backend, **options))
+    inputs = json.loads(contract.request_body(backend, GenerateRequest(**options), context_len))
     return inputs, json.loads(inputs.pop("sampling_parameters"))
 
 
 def test_a_request_to_our_backend() -> None:
     inputs, sampling = body(Backend.OURS, constraint=SCHEMA)
     assert inputs == {
+        "id": "r-1",
         "text_input": "p",
         "stream": True,
         "exclude_input_in_output": True,
@@ -38,6 +40,17 @@ def test_a_request_to_our_backend() -> None:
     }
     assert sampling == {"temperature": 0.5, "max_tokens": None, "structured_outputs": SCHEMA}
     assert list(sampling["structured_outputs"]["json"]["properties"]) == ["b", "a"]
+
+
+def test_what_only_some_requests_send() -> None:
+    inputs, _ = body(
+        Backend.OURS, prompt=[1, 2], add_special_tokens=True, inputs={"priority": -1}, outputs=("logprobs", "token_ids")
+    )
+    assert inputs["input_ids"] == [1, 2]
+    # Token ids are complete: there is nothing to add to them.
+    assert not inputs.keys() & {"text_input", "add_special_tokens"}
+    assert inputs["priority"] == -1
+    assert inputs["return_logprobs"] is inputs["return_token_ids"] is True
 
 
 def test_a_request_to_the_stock_backend_holds_nothing_that_breaks_it() -> None:
@@ -58,8 +71,10 @@ def test_the_stock_backend_needs_a_limit() -> None:
 
 def test_the_backend_is_told_by_its_optional_input() -> None:
     stock = {"inputs": [{"name": "text_input"}, {"name": "sampling_parameters"}]}
-    assert contract.backend_of(stock) is Backend.STOCK
-    assert contract.backend_of({"inputs": [*stock["inputs"], {"name": "send_admission"}]}) is Backend.OURS
+    assert contract.contract_of(stock) == ModelContract(
+        Backend.STOCK, frozenset({"text_input", "sampling_parameters"})
+    )
+    assert contract.contract_of({"inputs": [*stock["inputs"], {"name": "send_admission"}]}).backend is Backend.OURS
 
 
 @pytest.mark.parametrize("version", ["2.65.0", "2.73.0", "3.0.0"])
@@ -82,6 +97,12 @@ def test_responses() -> None:
     assert contract.parse_response(last) == Delta("", "length", 3, 1)
     with pytest.raises(UpstreamError, match="INTERNAL: x"):
         contract.parse_response(b'{"error":"INTERNAL: x"}')
+    asked = (
+        b'{"text_output":"a","logprobs":"[{\\"5\\":{\\"rank\\":1}}]","token_ids":"[5]","stop_reason":"\\"x\\""}'
+    )
+    outputs = contract.parse_response(asked, ("logprobs", "token_ids", "stop_reason", "prompt_token_ids")).outputs
+    expected = {"logprobs": [{"5": {"rank": 1}}], "token_ids": [5], "stop_reason": "x", "prompt_token_ids": None}
+    assert outputs == expected
     for wrong in (b'{"text_output":5}', b'{"text_output":"a","num_output_tokens":"1"}'):
         with pytest.raises(ValueError, match="wrong type"):
             contract.parse_response(wrong)
@@ -108,6 +129,8 @@ def test_both_forms_of_a_refusal(body: bytes, text: str) -> None:
     [
         ("INVALID_ARG sampling_parameters.top_k: must be an integer", 400, "top_k", "top_k: must be an integer"),
         ("INVALID_ARG sampling_parameters.extra_args.k: bad", 400, "vllm_xargs.k", "vllm_xargs.k: bad"),
+        ("INVALID_ARG sampling_parameters.logprobs: no", 400, "top_logprobs", "top_logprobs: no"),
+        ("INVALID_ARG input_ids: no", 400, "messages", "messages: no"),
         ("INVALID_ARG prompt: 9 tokens are too many", 400, "messages", "messages: 9 tokens are too many"),
         ("[request id: x] INVALID_ARG prompt: too: long", 400, "messages", "messages: too: long"),
         ("UNAVAILABLE: The engine is dead.", 503, None, "The engine is dead."),
@@ -118,7 +141,7 @@ def test_both_forms_of_a_refusal(body: bytes, text: str) -> None:
     ],
 )
 def test_our_errors_say_whose_fault_it_was(text: str, status: int, param: str | None, message: str) -> None:
-    error = contract.error_from(text, Backend.OURS)
+    error = contract.error_from(text, Backend.OURS, PLACES)
     assert (error.status, error.param) == (status, param)
     assert error.message.startswith(message)
     assert "Traceback" not in error.message
@@ -144,7 +167,7 @@ def test_our_errors_say_whose_fault_it_was(text: str, status: int, param: str | 
     ],
 )
 def test_stock_errors_are_told_apart_where_they_can_be(text: str, status: int, param: str | None) -> None:
-    error = contract.error_from(text, Backend.STOCK)
+    error = contract.error_from(text, Backend.STOCK, PLACES)
     assert (error.status, error.param) == (status, param)
     assert "NoneType" not in error.message
     assert "/opt" not in error.message

@@ -1,0 +1,402 @@
+"""The course of a request for an answer, the same for every API: read, translate, send, encode.
+
+What differs between the APIs is a `Dialect`. A route is a plain ASGI callable ahead of FastAPI's routing. The
+upstream is always a stream, so that a client that goes away, a deadline and an engine that is gone are seen at
+once, for whole answers too.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+from gateway import metrics
+from gateway.api.http import (
+    AsgiSink,
+    ClientGone,
+    Header,
+    Receive,
+    Scope,
+    Send,
+    Sink,
+    read_body,
+    send_error,
+    send_json,
+    warning_headers,
+    watch_client,
+)
+from gateway.api.in_flight import InFlight
+from gateway.checker import Checker, NotValidated
+from gateway.models import ServedModel
+from gateway.openai import sse
+from gateway.openai.errors import ApiError, bad_request, unavailable
+from gateway.openai.fields import Field, judge_extras
+from gateway.output.answer import Answer, usage
+from gateway.output.logprobs import TokenBytes
+from gateway.routing.instances import Instance
+from gateway.routing.policy import choose
+from gateway.settings import Settings
+from gateway.translate.sampling import for_choice, inputs, refuse_missing, sampling_parameters
+from gateway.translate.structured import FIELDS, Constraint, constraint_of
+from gateway.triton.contract import GenerateRequest, ModelContract, request_body
+from gateway.triton.fan_out import FanOut
+from gateway.triton.generation import Generation
+
+_log = logging.getLogger(__name__)
+
+_GONE_STATUS = 499
+# Past the deadline, for the client to take the error. One that does not read is let go then.
+_DEADLINE_GRACE_S = 2.0
+_LAST_WORD_S = 1.0
+
+_Request = TypeVar("_Request", bound=Any)
+
+
+class Writer(Protocol):
+    """How the answers of one request are written. Events come in the order of the deltas."""
+
+    def delta(self, answer: Answer, text: str, outputs: Mapping[str, Any]) -> bytes:
+        """The events of what one response added to `answer`."""
+
+    def finish(self, answer: Answer, reason: str) -> bytes: ...
+
+    def end(self, counts: Mapping[str, int]) -> bytes: ...
+
+    def whole(self, answers: Sequence[Answer], reasons: Sequence[str], counts: Mapping[str, int]) -> bytes: ...
+
+
+@dataclass(slots=True)
+class Translation:
+    """A request in the engine's terms, as far as its API decides.
+
+    `outputs` are the JSON outputs that are wanted. `places` says by what names the client knows the contract's
+    (`contract.error_from`), given the number of a prompt. `writer` gets the answer's id and its time of creation.
+    """
+
+    prompts: Sequence[str | list[int]]
+    add_special_tokens: bool
+    outputs: list[str]
+    places: Callable[[int], Mapping[str, str]]
+    writer: Callable[[str, int], Writer]
+    warnings: list[str] = field(default_factory=list)
+
+
+class Dialect(Protocol[_Request]):
+    """One API of requests for an answer."""
+
+    table: Mapping[str, Field]
+    id_prefix: str
+
+    def parse(self, body: bytes) -> _Request: ...
+
+    def count_prompts(self, request: _Request) -> int: ...
+
+    def translate(self, request: _Request, model: ServedModel, contract: ModelContract) -> Translation: ...
+
+
+@dataclass(slots=True)
+class _Job(Generic[_Request]):
+    """A request that passed every check the gateway can make."""
+
+    request: _Request
+    model: ServedModel
+    generations: FanOut
+    answers: list[Answer]
+    writer: Writer
+    constraint: Constraint | None
+    headers: list[Header]
+
+    @property
+    def constraint_kind(self) -> str | None:
+        return self.constraint.kind if self.constraint else None
+
+
+class GenerateRoute(Generic[_Request]):
+    """The endpoint of one dialect. `models` by the name that a client asks for."""
+
+    def __init__(
+        self,
+        dialect: Dialect[_Request],
+        settings: Settings,
+        models: dict[str, ServedModel],
+        instances: list[Instance],
+        checker: Checker,
+        in_flight: InFlight,
+    ) -> None:
+        self._dialect = dialect
+        self._settings = settings
+        self._models = models
+        self._instances = instances
+        self._checker = checker
+        self._in_flight = in_flight
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        deadline = asyncio.get_running_loop().time() + self._settings.request_timeout
+        name = ""
+        try:
+            async with asyncio.timeout_at(deadline):
+                body = await read_body(scope, receive, self._settings.max_body_bytes)
+            started = time.monotonic()
+            request = self._dialect.parse(body)
+            model = named(self._models, request.model)
+            name = model.names[0]
+            with self._in_flight.admitted(model, self._dialect.count_prompts(request) * (request.n or 1)):
+                async with asyncio.timeout_at(deadline + _DEADLINE_GRACE_S):
+                    status = await self._answer(request, model, started, deadline, receive, send)
+        except ClientGone:
+            status = _GONE_STATUS
+        except ApiError as error:
+            status = error.status
+            await send_error(send, error)
+        except TimeoutError:
+            status = await self._timed_out(name, send)
+        except asyncio.CancelledError:
+            # The server ends its tasks when the time to drain is over; streams have said so to their clients.
+            status = _GONE_STATUS
+        except Exception:
+            status = 500
+            await send_error(send, _bug())
+        metrics.requests_total.labels(name, status).inc()
+
+    async def _timed_out(self, name: str, send: Send) -> int:
+        """The body did not come in time, or the client did not take its answer, past every deadline."""
+        if name:
+            _log.info("a client of model %s stopped reading; its connection is closed", name)
+            return _GONE_STATUS
+        error = ApiError(408, f"The body took longer than {self._settings.request_timeout:g} s.", code="body_timeout")
+        await send_error(send, error)
+        return error.status
+
+    async def _answer(
+        self,
+        request: _Request,
+        model: ServedModel,
+        started: float,
+        deadline: float,
+        receive: Receive,
+        send: Send,
+    ) -> int:
+        """Answer one request; returns the status that the client saw. An `ApiError` that is raised has
+        not been sent. `deadline` is in the loop's time."""
+        job = await self._prepare(request, model)
+        watcher = watch_client(receive, lambda: job.generations.cancel(ClientGone()))
+        alarm = asyncio.get_running_loop().call_at(deadline, job.generations.cancel, self._too_late())
+        try:
+            await job.generations.open()
+            if request.stream:
+                await self._stream(job, started, AsgiSink(send))
+            else:
+                await self._whole(job, started, send)
+            return 200
+        except (ClientGone, OSError):
+            # OSError: a send after the client is gone, as ASGI servers raise it.
+            metrics.cancelled_total.labels(model.names[0]).inc()
+            return _GONE_STATUS
+        finally:
+            job.generations.close()
+            watcher.cancel()
+            alarm.cancel()
+            counts = usage(job.answers)
+            metrics.prompt_tokens_total.labels(model.names[0]).inc(counts["prompt_tokens"])
+            metrics.completion_tokens_total.labels(model.names[0]).inc(counts["completion_tokens"])
+            metrics.request_seconds.labels(model.names[0]).observe(time.monotonic() - started)
+
+    async def _prepare(self, request: _Request, model: ServedModel) -> _Job[_Request]:
+        if request.stream_options is not None and not request.stream:
+            raise bad_request("stream_options needs stream: true.", "stream_options")
+        warnings = judge_extras(request.model_extra or {}, self._dialect.table, strict=self._settings.strict_fields)
+        constraint = constraint_of({field: getattr(request, field, None) for field in FIELDS})
+        sampling = sampling_parameters(request, model.defaults, model.max_model_len)
+        further = inputs(request)
+        instance = self._choose(model)
+        contract = instance.models[model.triton_model]
+        refuse_missing(request, contract)
+        translation = self._dialect.translate(request, model, contract)
+        if constraint is not None:
+            metrics.structured_total.labels(model.names[0], constraint.kind).inc()
+            constraint = await self._checker.check(constraint, model.grammar_backend)
+            # That may have taken a moment in which the instance was lost.
+            instance = self._choose(model)
+            contract = instance.models[model.triton_model]
+        choices = request.n or 1
+        answer_id = f"{self._dialect.id_prefix}-{request.request_id or uuid.uuid4().hex}"
+        generations: list[Generation] = []
+        answers: list[Answer] = []
+        bodies: list[tuple[bytes, Mapping[str, str]]] = []
+        for number, prompt in enumerate(translation.prompts):
+            places = translation.places(number)
+            for choice in range(choices):
+                index = len(answers)
+                answers.append(Answer(index, number))
+                asked = GenerateRequest(
+                    prompt,
+                    for_choice(sampling, choice),
+                    constraint.engine_value() if constraint else None,
+                    translation.add_special_tokens,
+                    further,
+                    tuple(translation.outputs),
+                    answer_id if len(translation.prompts) * choices == 1 else f"{answer_id}-{index}",
+                )
+                bodies.append((request_body(contract.backend, asked, model.max_model_len or model.trained_len), places))
+        # Only now, when nothing can be refused any more: an open generation counts at its instance.
+        for body, places in bodies:
+            generations.append(Generation(instance, model.triton_model, body, translation.outputs, places))
+        return _Job(
+            request,
+            model,
+            FanOut(generations),
+            answers,
+            translation.writer(answer_id, int(time.time())),
+            constraint,
+            warning_headers(warnings + translation.warnings),
+        )
+
+    def _choose(self, model: ServedModel) -> Instance:
+        instance = choose(self._instances, model.triton_model)
+        if instance is None:
+            raise unavailable(self._why_not_ready(model))
+        return instance
+
+    def _why_not_ready(self, model: ServedModel) -> str:
+        reasons = [i.reasons[model.triton_model] for i in self._instances if model.triton_model in i.reasons]
+        return (
+            f"The model {model.names[0]!r} is not ready: {reasons[0] if reasons else 'no Triton server answered yet'}."
+        )
+
+    def _too_late(self) -> ApiError:
+        return ApiError(
+            504,
+            f"The answer took longer than {self._settings.request_timeout:g} s (setting request_timeout).",
+            code="deadline_exceeded",
+        )
+
+    async def _stream(self, job: _Job[_Request], started: float, sink: Sink) -> None:
+        await sink.start_stream(job.headers)
+        writer = job.writer
+        try:
+            while news := await job.generations.next():
+                out = []
+                for number, deltas in news:
+                    answer = job.answers[number]
+                    if deltas is None:
+                        out.append(writer.finish(answer, self._reason(job, answer)))
+                        continue
+                    for delta in deltas:
+                        answer.add(delta)
+                        out.append(writer.delta(answer, delta.text, delta.outputs))
+                    self._saw_text(job, answer, started)
+                if data := b"".join(out):
+                    await sink.write(data)
+            await sink.write(writer.end(usage(job.answers)))
+        except ApiError as error:
+            await sink.write(sse.error_event(error))
+        except asyncio.CancelledError:
+            # The time to drain is over, or the client does not read: then not even this gets through.
+            with contextlib.suppress(TimeoutError, OSError):
+                async with asyncio.timeout(_LAST_WORD_S):
+                    await sink.write(sse.error_event(unavailable("The gateway is shutting down.")))
+                    await sink.end()
+            raise
+        except (ClientGone, OSError):
+            raise
+        except Exception:
+            await sink.write(sse.error_event(_bug()))
+        await sink.end()
+
+    async def _whole(self, job: _Job[_Request], started: float, send: Send) -> None:
+        while news := await job.generations.next():
+            for number, deltas in news:
+                answer = job.answers[number]
+                if deltas is None:
+                    # An answer that is no proper one ends the others too, now.
+                    self._reason(job, answer)
+                    continue
+                for delta in deltas:
+                    answer.add(delta)
+                self._saw_text(job, answer, started)
+        reasons = [self._reason(job, answer) for answer in job.answers]
+        headers = job.headers
+        if job.constraint is not None and not _may_be_cut(job.request):
+            finished = [answer for answer, reason in zip(job.answers, reasons, strict=True) if reason == "stop"]
+            headers = [*headers, *await self._violations(job.constraint, finished, job.model)]
+        await send_json(send, 200, job.writer.whole(job.answers, reasons, usage(job.answers)), headers)
+
+    def _reason(self, job: _Job[_Request], answer: Answer) -> str:
+        try:
+            return answer.check_finished(job.constraint_kind)
+        except ApiError as error:
+            raise (error if len(job.answers) == 1 else error.of(f"Choice {answer.index}")) from None
+
+    def _saw_text(self, job: _Job[_Request], answer: Answer, started: float) -> None:
+        if not answer.begun and any(answer.parts):
+            answer.begun = True
+            metrics.time_to_first_token.labels(job.model.names[0]).observe(time.monotonic() - started)
+
+    async def _violations(self, constraint: Constraint, answers: Sequence[Answer], model: ServedModel) -> list[Header]:
+        """Check finished answers against their constraint: the client is told, the operator too."""
+        told = b""
+        for answer in answers:
+            try:
+                found = await self._checker.violation(constraint, answer.text)
+            except NotValidated as error:
+                metrics.structured_not_validated_total.labels(model.names[0], constraint.kind).inc()
+                _log.warning("an answer of model %s was not validated: %s", model.names[0], error)
+                told = told or b"not-validated"
+                continue
+            if found is not None:
+                metrics.structured_violations_total.labels(model.names[0], constraint.kind).inc()
+                _log.error(
+                    "an answer of model %s violates its %s constraint: %s", model.names[0], constraint.kind, found
+                )
+                told = b"violation"
+        return [(b"x-gateway-structured-output", told)] if told else []
+
+
+def json_outputs(request: Any, contract: ModelContract, *, logprobs: bool) -> list[str]:
+    """The JSON outputs that a request needs. One that is not asked for costs the engine nothing per token."""
+    outputs = ["logprobs"] if logprobs else []
+    if request.prompt_logprobs is not None:
+        outputs.append("prompt_logprobs")
+    if request.return_token_ids:
+        outputs += ["token_ids", "prompt_token_ids"]
+    ends_otherwise = request.stop or request.stop_token_ids or request.repetition_detection
+    if ends_otherwise and "return_stop_reason" in contract.inputs:
+        outputs.append("stop_reason")
+    return outputs
+
+
+def token_bytes(model: ServedModel) -> TokenBytes:
+    return None if model.tokenizer is None else model.tokenizer.token_bytes
+
+
+def stop_reason(answer: Answer) -> dict[str, Any]:
+    """vLLM's member of a choice that says which stop string or token ended it."""
+    return {} if answer.stop_reason is None else {"stop_reason": answer.stop_reason}
+
+
+def named(models: Mapping[str, ServedModel], name: str) -> ServedModel:
+    """The model that a client asks for. Raises a 404."""
+    model = models.get(name)
+    if model is None:
+        raise ApiError(
+            404,
+            f"The model {name!r} does not exist; GET /v1/models lists those that do.",
+            param="model",
+            code="model_not_found",
+        )
+    return model
+
+
+def _bug() -> ApiError:
+    """For an exception that nobody foresaw: its trace goes to the log, a plain sentence to the client."""
+    _log.exception("a request met an unexpected failure")
+    return ApiError(500, "The gateway failed; the cause is in its log.", code="gateway_error")
+
+
+def _may_be_cut(request: Any) -> bool:
+    """Whether the client's own stop condition may have ended the answer in the middle of what it has to obey."""
+    return bool(request.stop or request.stop_token_ids or request.repetition_detection)
