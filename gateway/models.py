@@ -4,7 +4,7 @@ Reads files, once, at start; what a request needs later is values. Raises `Setti
 sentence that names the setting or the file.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -92,7 +92,7 @@ def _served(model: ModelSettings, engine: EngineArguments) -> ServedModel:
     else:
         config = read_json(folder / "tokenizer_config.json")
         special = _special_tokens(folder, config)
-        tokenizer = _tokenizer(folder)
+        tokenizer = _tokenizer(folder, special.values())
         if tokenizer is None:
             no_tokenizer = (
                 f"The tokenizer of {name!r} has no tokenizer.json; set models[].tokenizer to a folder with one."
@@ -212,7 +212,7 @@ def _template(file: Path, source: str, special_tokens: Mapping[str, str]) -> Cha
         raise SettingsError(f"{file} is wrong: the chat template is nested too deeply.") from None
 
 
-def _tokenizer(folder: Path) -> ModelTokenizer | None:
+def _tokenizer(folder: Path, special_tokens: Iterable[str]) -> ModelTokenizer | None:
     """`None` where there is no `tokenizer.json`: files of other libraries, such as SentencePiece's, are not read."""
     file = folder / "tokenizer.json"
     text = read_text(file)
@@ -222,7 +222,7 @@ def _tokenizer(folder: Path) -> ModelTokenizer | None:
         tokenizer = Tokenizer.from_str(text)
         # Shows what the post-processor lacks.
         tokenizer.encode("a")
-        return ModelTokenizer(tokenizer)
+        return ModelTokenizer(tokenizer, special_tokens)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:

@@ -44,7 +44,8 @@ class _Reader:
 
     def __init__(self, token_bytes: TokenBytes, top: int, every: bool, as_token_ids: bool) -> None:
         self._token_bytes = token_bytes
-        self._top = None if every or top == -1 else top
+        self._every = every
+        self._top = None if top == -1 else top
         self._as_token_ids = as_token_ids
 
     def token(self, token_id: int, entry: Mapping[str, Any]) -> _Token:
@@ -62,15 +63,13 @@ class _Reader:
         return _Token(text, data, shown, _LOWEST if logprob is None else max(logprob, _LOWEST), entry.get("rank"))
 
     def tokens(self, position: Mapping[str, Mapping[str, Any]]) -> tuple[_Token, list[_Token]]:
-        """The sampled token, and the best-ranked ones that were asked for, best first; the sampled one is among
-        them only where its rank is."""
+        """The sampled token, and those that were asked for: the best-ranked ones, best first, the sampled one among
+        them only where its rank is. Tokens that were named have no ranks: all of them, as the engine gives them."""
         tokens = [self.token(int(token_id), entry) for token_id, entry in position.items()]
-        return tokens[0], sorted(self._wanted(tokens), key=_rank)
-
-    def _wanted(self, tokens: Iterable[_Token]) -> Iterable[_Token]:
-        if self._top is None:
-            return tokens
-        return [token for token in tokens if _rank(token) <= self._top]
+        if self._every:
+            return tokens[0], tokens
+        top = self._top
+        return tokens[0], sorted((token for token in tokens if top is None or _rank(token) <= top), key=_rank)
 
 
 def _rank(token: _Token) -> float:
@@ -97,8 +96,9 @@ class ChatLogprobs:
 class CompletionLogprobs:
     """One choice's `logprobs`, position by position over all its deltas.
 
-    `top` is `logprobs` as asked; `offset` where the answer's text begins, in characters (code points);
-    `left_out` the tokens that the text does not show: the special ones, where `skip_special_tokens` holds.
+    `top` is `logprobs` as asked; `offset` where the text begins, in characters (code points); `left_out` the tokens
+    that the text does not show: the special ones, where `skip_special_tokens` holds. `first_token_bytes` is given
+    where the first token begins a text, as a prompt's does; an answer's goes on with one.
     """
 
     def __init__(
@@ -110,9 +110,11 @@ class CompletionLogprobs:
         as_token_ids: bool = False,
         offset: int = 0,
         left_out: Container[int] = (),
+        first_token_bytes: TokenBytes = None,
     ) -> None:
         self._reader = _Reader(token_bytes, top, every, as_token_ids)
         self._left_out = left_out
+        self._first_token_bytes = first_token_bytes
         self._offsets = _Offsets(offset)
 
     def add(self, positions: Sequence[Position], token_ids: Sequence[int] | None = None) -> dict[str, list[Any]]:
@@ -141,8 +143,15 @@ class CompletionLogprobs:
                 logprobs.append(None)
                 tops.append(None)
             texts.append(token.text)
-            offsets.append(self._offsets.add(b"" if token_id in self._left_out else token.shown))
+            offsets.append(self._offsets.add(self._shown(token_id, token)))
         return {"text_offset": offsets, "token_logprobs": logprobs, "tokens": texts, "top_logprobs": tops}
+
+    def _shown(self, token_id: int, token: _Token) -> bytes:
+        if token_id in self._left_out:
+            return b""
+        first, self._first_token_bytes = self._first_token_bytes, None
+        data = first(token_id) if first else None
+        return token.shown if data is None else data
 
 
 _UNKNOWN = _Token("", None, b"", _LOWEST, None)

@@ -82,6 +82,25 @@ def test_without_a_template_chat_is_refused_with_the_setting_to_give(tokenizer: 
     assert "models[].chat_template" in model.no_chat
 
 
+def test_the_tokenizer_is_there_where_its_file_is(tokenizer: Path) -> None:
+    Tokenizer(models.WordLevel({"<s>": 0, "a": 1}, unk_token="a")).save(str(tokenizer / "tokenizer.json"))
+    (model,) = served(models=[{"triton_model": "m", "tokenizer": tokenizer}])
+    assert model.no_tokenizer == ""
+    assert model.tokenizer is not None
+    assert model.tokenizer.encode("a", add_special_tokens=False) == [1]
+    # Only tokenizer_config.json says that it is special.
+    assert model.tokenizer.special_ids == {0}
+
+
+@pytest.mark.parametrize("folder", [True, False])
+def test_without_a_tokenizer_file_there_is_none_and_the_setting_to_give_is_named(folder: bool, tokenizer: Path) -> None:
+    (model,) = served(models=[{"triton_model": "m", "names": ["n"]} | ({"tokenizer": tokenizer} if folder else {})])
+    assert model.tokenizer is None
+    assert "models[].tokenizer" in model.no_tokenizer
+    assert "'n'" in model.no_tokenizer
+    assert ("tokenizer.json" in model.no_tokenizer) == folder
+
+
 @pytest.mark.parametrize("place", ["jinja", "json", "named", "setting"])
 def test_all_places_of_a_template(place: str, tokenizer: Path, tmp_path: Path) -> None:
     extra: dict[str, Any] = {}
