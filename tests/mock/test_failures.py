@@ -186,7 +186,7 @@ def test_a_body_that_is_no_request_is_400(body: bytes, client: httpx.Client) -> 
     assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/completions", "/v1/responses"])
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/responses", "/v1/moderations"])
 def test_what_is_to_come_says_so(path: str, client: httpx.Client) -> None:
     answer = client.post(path, json={})
     assert answer.status_code == 400

@@ -2,16 +2,17 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from bench.mock_engine.running import MockEngine, running_mock_engine
-from tests.support.chat import MODEL, SCHEMA, TELLING, ask, events, joined
+from gateway.openai.fields import CHAT
+from tests.support.chat import MODEL, SCHEMA, TELLING, ask, beside, events, joined
 from tests.support.gateway import running_gateway
 
-ON_STOCK = {name: value for name, value in TELLING.items() if name not in ("logit_bias", "stream_interval")}
+ON_STOCK = {name: value for name, value in TELLING.items() if CHAT[name].stock}
+NOT_ON_STOCK = {name: value for name, value in TELLING.items() if not CHAT[name].stock}
 
 
 def test_an_answer_streamed_and_whole(stock_client: httpx.Client) -> None:
@@ -25,13 +26,15 @@ def test_an_answer_streamed_and_whole(stock_client: httpx.Client) -> None:
 
 def test_nothing_arrives_that_breaks_it(stock_client: httpx.Client, stock: MockEngine) -> None:
     assert ask(stock_client, "hi", **dict.fromkeys(ON_STOCK)).status_code == 200
-    assert ask(stock_client, **ON_STOCK, guided_json=SCHEMA).status_code == 200
+    assert ask(stock_client, **ON_STOCK, logprobs=True, guided_json=SCHEMA).status_code == 200
     nulls, full = stock.wait_for_requests(2)
     assert nulls["sampling_parameters"] == {"top_p": 0.9, "max_tokens": 20}
     constraint = full["sampling_parameters"].pop("structured_outputs")
     assert json.loads(constraint) == {"json": SCHEMA}
     assert full["sampling_parameters"].pop("extra_args") == TELLING["vllm_xargs"]
-    assert full["sampling_parameters"] == {n: v for n, v in ON_STOCK.items() if n != "vllm_xargs"} | {"max_tokens": 20}
+    expected = {CHAT[name].key: value for name, value in ON_STOCK.items() if name != "vllm_xargs"}
+    assert full["sampling_parameters"] == expected | {"max_tokens": 20}
+    assert full["parameters"] == {}
     assert not full["inputs"].keys() & {"send_admission", "add_special_tokens", "input_ids"}
 
 
@@ -48,12 +51,12 @@ def test_an_absent_limit_is_the_rest_of_the_context_and_not_sixteen(stock_client
     assert answer["usage"]["total_tokens"] == 512
 
 
-@pytest.mark.parametrize("changes", [{"logit_bias": {"5": 1}}, {"stream_interval": 2}])
-def test_what_it_cannot_take_is_refused_by_name(
-    changes: dict[str, Any], stock_client: httpx.Client, stock: MockEngine
-) -> None:
-    answer = ask(stock_client, **changes)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, next(iter(changes)))
+@pytest.mark.parametrize("name", NOT_ON_STOCK)
+def test_what_it_cannot_take_is_refused_by_name(name: str, stock_client: httpx.Client, stock: MockEngine) -> None:
+    answer = ask(stock_client, **beside(name, is_chat=True), **{name: NOT_ON_STOCK[name]})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "unsupported_parameter")
+    assert error["param"] in (name, *beside(name, is_chat=True))
     assert stock.requests() == []
 
 
