@@ -32,7 +32,13 @@ class Chat:
     def translate(self, request: ChatRequest, model: ServedModel, contract: ModelContract) -> Translation:
         if model.template is None:
             raise ApiError(400, model.no_chat, param="model", code="model_without_chat_template")
-        prompt = model.template.render(request)
+        prompt = model.template.render(
+            request.messages,
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+            documents=request.documents,
+            chat_template_kwargs=request.chat_template_kwargs,
+        )
         text = prompt.text
         # The stock backend has the tokenizer add its BOS to a prompt that already begins with one.
         if contract.backend is Backend.STOCK and model.added_bos and not request.add_special_tokens:

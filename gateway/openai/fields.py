@@ -216,6 +216,30 @@ _COMPLETION = (
     _refused("prompt_embeds", _V, "Text and token ids only."),
 )
 
+_TOKENIZE = (
+    _done("model", _V, "Chooses the model, by whose tokenizer."),
+    _done("prompt", _V, "A text."),
+    _done("messages", _V, "In place of prompt: rendered with the model's chat template, as for a chat completion."),
+    _done(
+        "add_special_tokens",
+        _V,
+        "Add the tokenizer's special tokens, such as BOS; unless set, true for a prompt and false for messages.",
+    ),
+    _done("return_token_strs", _V, "The vocabulary's spelling of each token in the answer, too."),
+    _done("add_generation_prompt", _V, "Given to the chat template; true unless set."),
+    _done("continue_final_message", _V, "The last message is continued instead of answered."),
+    _done("chat_template_kwargs", _V, "Variables for the chat template."),
+    _later("tools", _V, "Tools that the model may call.", []),
+    _refused("chat_template", _V, "A template is code of the operator's; set it in the gateway's settings."),
+    _refused("media_io_kwargs", _V, "Text only."),
+    _refused("mm_processor_kwargs", _V, "Text only."),
+)
+
+_DETOKENIZE = (
+    _done("model", _V, "Chooses the model, by whose tokenizer."),
+    _done("tokens", _V, "Token ids; special tokens are written out."),
+)
+
 
 def _table(*rows: Field) -> Mapping[str, Field]:
     table = {field.name: field for field in rows}
@@ -225,6 +249,8 @@ def _table(*rows: Field) -> Mapping[str, Field]:
 
 CHAT: Mapping[str, Field] = _table(*_CHAT, *_GENERATE)
 COMPLETION: Mapping[str, Field] = _table(*_COMPLETION, *_GENERATE)
+TOKENIZE: Mapping[str, Field] = _table(*_TOKENIZE)
+DETOKENIZE: Mapping[str, Field] = _table(*_DETOKENIZE)
 
 
 def judge_extras(extras: Mapping[str, Any], table: Mapping[str, Field], *, strict: bool) -> list[str]:

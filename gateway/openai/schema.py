@@ -178,12 +178,47 @@ class CompletionRequest(_GenerateRequest):
     echo: bool | None = None
 
 
+class TokenizeRequest(_Body):
+    """`POST /tokenize`: of a text or of messages. The fields below `messages` belong to these."""
+
+    model: NonEmpty
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=_MAX_MESSAGES, fail_fast=True)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeRequest(_Body):
+    """`POST /detokenize`."""
+
+    model: NonEmpty
+    tokens: Annotated[list[TokenId], Field(max_length=_MAX_PROMPT_TOKENS, fail_fast=True)]
+
+
 def parse_chat(body: bytes) -> ChatRequest:
     return parse(body, ChatRequest)
 
 
 def parse_completion(body: bytes) -> CompletionRequest:
     return parse(body, CompletionRequest)
+
+
+def parse_tokenize(body: bytes) -> TokenizeRequest:
+    request = parse(body, TokenizeRequest)
+    if (request.prompt is None) == (request.messages is None):
+        raise bad_request("Give exactly one of prompt and messages.", "prompt", "invalid_value")
+    if request.prompt is not None:
+        for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
+            if getattr(request, name) is not None:
+                raise bad_request(f"{name} belongs to messages; remove it.", name, "invalid_value")
+    return request
+
+
+def parse_detokenize(body: bytes) -> DetokenizeRequest:
+    return parse(body, DetokenizeRequest)
 
 
 def parse(body: bytes, kind: type[_Request]) -> _Request:

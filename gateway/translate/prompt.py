@@ -7,7 +7,7 @@ that the template does not read.
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ import jinja2.nodes
 from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
 from gateway.openai.errors import bad_request, not_supported_yet
-from gateway.openai.schema import ChatRequest, ContentPart, Message
+from gateway.openai.schema import ContentPart, Message
 
 _log = logging.getLogger(__name__)
 
@@ -66,15 +66,40 @@ class ChatTemplate:
         self._knows_developer = "developer" in source
         self._reads_name = re.search(r"""\[['"]name['"]\]|\.name\b""", source) is not None
 
-    def render(self, request: ChatRequest) -> Prompt:
-        """Render one request; what the template or the messages forbid is a 400."""
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool | None = None,
+        documents: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Prompt:
+        """Render what a request asks for; what the template or the messages forbid is a 400."""
         warnings: list[str] = []
-        messages = [self._message(m, f"messages[{i}]", warnings) for i, m in enumerate(request.messages)]
-        options = self._options(request, warnings)
+        rendered_messages = [self._message(m, f"messages[{i}]", warnings) for i, m in enumerate(messages)]
+        variables = self._variables_of(chat_template_kwargs or {})
+        warnings += self._unread(
+            {f"chat_template_kwargs.{name}": name for name in chat_template_kwargs or {}}
+            | ({} if documents is None else {"documents": "documents"})
+            | ({} if add_generation_prompt is None else {"add_generation_prompt": "add_generation_prompt"})
+        )
+        if continue_final_message and add_generation_prompt:
+            raise bad_request(
+                "continue_final_message and add_generation_prompt exclude each other; give one of them.",
+                param="continue_final_message",
+            )
+        if add_generation_prompt is None:
+            add_generation_prompt = not continue_final_message
         try:
             # Its annotation says str; it returns the rendered chats and the assistants' indices.
             rendered: Any = render_jinja_template(
-                conversations=[messages], chat_template=self._source, documents=request.documents, **options
+                conversations=[rendered_messages],
+                chat_template=self._source,
+                documents=documents,
+                continue_final_message=bool(continue_final_message),
+                add_generation_prompt=add_generation_prompt,
+                **variables,
             )
         except jinja2.TemplateError as error:
             # raise_exception of the template's author, such as "roles must alternate".
@@ -85,32 +110,22 @@ class ChatTemplate:
             raise bad_request("The model's chat template cannot show these messages.", param="messages") from None
         return Prompt(rendered[0][0], warnings)
 
-    def _options(self, request: ChatRequest, warnings: list[str]) -> dict[str, Any]:
-        extra = request.chat_template_kwargs or {}
-        given = {f"chat_template_kwargs.{name}": name for name in extra}
-        given |= {name: name for name in ("documents", "add_generation_prompt") if getattr(request, name) is not None}
-        for place, variable in given.items():
-            if variable not in self._variables:
-                warnings.append(f"{place} is not read by the model's chat template")
-        for name in extra:
+    def _variables_of(self, chat_template_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        for name in chat_template_kwargs:
             if name in _RESERVED or name in self._special_tokens:
                 raise bad_request(
                     f"chat_template_kwargs.{name} is set by the gateway; remove it.",
                     param=f"chat_template_kwargs.{name}",
                 )
-        goes_on = bool(request.continue_final_message)
-        answers = request.add_generation_prompt
-        if goes_on and answers:
-            raise bad_request(
-                "continue_final_message and add_generation_prompt exclude each other; give one of them.",
-                param="continue_final_message",
-            )
-        return {
-            **self._special_tokens,
-            **extra,
-            "continue_final_message": goes_on,
-            "add_generation_prompt": not goes_on if answers is None else answers,
-        }
+        return {**self._special_tokens, **chat_template_kwargs}
+
+    def _unread(self, given: Mapping[str, str]) -> list[str]:
+        """Warnings of what a request gives (its place → the variable) and the template does not read."""
+        return [
+            f"{place} is not read by the model's chat template"
+            for place, variable in given.items()
+            if variable not in self._variables
+        ]
 
     def _message(self, message: Message, place: str, warnings: list[str]) -> dict[str, Any]:
         role = message.role

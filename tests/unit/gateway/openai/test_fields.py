@@ -9,10 +9,11 @@ from openai.types.chat import completion_create_params as chat_params
 from pydantic import BaseModel
 
 from gateway.openai.errors import ApiError
-from gateway.openai.fields import CHAT, COMPLETION, Fate, Field, judge_extras
-from gateway.openai.schema import ChatRequest, CompletionRequest
+from gateway.openai.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, Fate, Field, judge_extras
+from gateway.openai.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
-TABLES = {"chat": (CHAT, ChatRequest), "completion": (COMPLETION, CompletionRequest)}
+GENERATE = {"chat": (CHAT, ChatRequest), "completion": (COMPLETION, CompletionRequest)}
+TABLES = {**GENERATE, "tokenize": (TOKENIZE, TokenizeRequest), "detokenize": (DETOKENIZE, DetokenizeRequest)}
 tables = pytest.mark.parametrize(("table", "kind"), TABLES.values(), ids=TABLES)
 Table = Mapping[str, Field]
 
@@ -39,7 +40,7 @@ def test_every_field_of_openais_requests_has_an_entry() -> None:
     assert completion.keys() - COMPLETION.keys() == set()
 
 
-@tables
+@pytest.mark.parametrize(("table", "kind"), GENERATE.values(), ids=GENERATE)
 def test_every_field_of_older_vllms_has_an_entry(table: Table, kind: type[BaseModel]) -> None:
     assert OLD_VLLM_FIELDS - table.keys() == set()
 
@@ -55,6 +56,7 @@ def test_only_what_cannot_change_the_answer_is_ignored() -> None:
 
     assert ignored(CHAT) == {"user", "metadata", "store", "safety_identifier", "prompt_cache_key", "service_tier"}
     assert ignored(COMPLETION) == {"user"}
+    assert ignored(TOKENIZE) == ignored(DETOKENIZE) == set()
 
 
 REFUSED = [(table, f.name) for table, _ in TABLES.values() for f in table.values() if f.fate is Fate.REFUSED]

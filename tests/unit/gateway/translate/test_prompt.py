@@ -22,8 +22,9 @@ ONLY_PARTS = "{% for m in messages %}{% for part in m['content'] | list %}[{{ pa
 
 
 def render(source: str, *messages: dict[str, Any], **changes: Any) -> Prompt:
-    body = {"model": "m", "messages": list(messages) or [{"role": "user", "content": "hi"}]} | changes
-    return ChatTemplate(source, {"bos_token": "<s>"}).render(parse_chat(json.dumps(body).encode()))
+    body = {"model": "m", "messages": list(messages) or [{"role": "user", "content": "hi"}]}
+    request = parse_chat(json.dumps(body).encode())
+    return ChatTemplate(source, {"bos_token": "<s>"}).render(request.messages, **changes)
 
 
 def test_roles_in_order_and_the_generation_prompt() -> None:
