@@ -8,7 +8,8 @@ at most three bytes.
 
 Control for tests, all JSON:
   POST   /mock/faults    add a fault; the oldest fault that fits a request is used
-    which requests:  "model": name, "match": substring of text_input, "next": how many requests (null: all)
+    which requests:  "model": name, "match": substring of text_input, "request_id": end of Triton's id,
+                     "next": how many requests (null: all)
     what happens:    "error_before": text             an error before the first response
                      "error_after": {"tokens": k, "error": text}
                      "finish_reason_error": true      vLLM ends the request with finish_reason error
@@ -18,7 +19,7 @@ Control for tests, all JSON:
                      "merge": k                       k tokens in each response
                      "token_interval_ms": f
                      "split_writes": [sizes] or seed  the response's bytes leave in pieces
-                     "text": what the model says instead
+                     "text": what the model says instead, a list: token by token
   DELETE /mock/faults    remove all faults; stalled requests go on
   GET    /mock/requests  the requests received: inputs, decoded sampling_parameters, parameters (what the backend
                          ignores), Triton's request_id, admitted, tokens, how each ended

@@ -9,15 +9,24 @@ import random
 from collections.abc import Iterator
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from bench.mock_engine.tokens import PIECE_BYTES
 
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def _is_piece(text: str) -> str:
+    if not 0 < len(text.encode()) <= PIECE_BYTES:
+        raise ValueError(f"a token is 1 to {PIECE_BYTES} bytes long")
+    return text
+
+
 Count = Annotated[int, Field(ge=0, strict=True)]
 AtLeastOne = Annotated[int, Field(ge=1, strict=True)]
+Piece = Annotated[str, AfterValidator(_is_piece)]
 
 
 class ErrorAfter(_Strict):
@@ -45,6 +54,8 @@ class Fault(_Strict):
     """Only requests to this model."""
     match: str | None = None
     """Only requests whose text_input contains this."""
+    request_id: str | None = None
+    """Only requests whose id in Triton ends with this: tells the choices of one client's request apart."""
     next: AtLeastOne | None = None
     """Only so many requests; null: all."""
 
@@ -69,8 +80,8 @@ class Fault(_Strict):
     """The response's bytes, head included, leave in pieces of these sizes, over and over (a number: sizes of 1 to
     64 drawn with this seed), a millisecond apart, whatever the borders of events are. Bytes wait until their piece
     is full or the response ends."""
-    text: str | None = None
-    """The model says this, even where it breaks a constraint."""
+    text: str | Annotated[list[Piece], Field(min_length=1)] | None = None
+    """The model says this, even where it breaks a constraint; a list gives its tokens one by one."""
 
     def write_sizes(self) -> Iterator[int] | None:
         """The sizes of the pieces, without end."""
@@ -109,10 +120,12 @@ class Faults:
         """Set by the next `clear`: hold on to it before waiting."""
         return self._cleared
 
-    def take(self, model: str, prompt: str) -> Fault:
+    def take(self, model: str, prompt: str, request_id: str) -> Fault:
         """The fault of one request; one without any effect if none fits."""
         for place, (fault, left) in enumerate(self._left):
             if fault.model not in (None, model) or (fault.match is not None and fault.match not in prompt):
+                continue
+            if fault.request_id is not None and not request_id.endswith(fault.request_id):
                 continue
             if left == 1:
                 del self._left[place]

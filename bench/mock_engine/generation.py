@@ -49,12 +49,12 @@ def generate(
     prompt_ids: Sequence[int],
     params: SamplingParams,
     max_model_len: int,
-    text: str | None = None,
+    text: str | Sequence[str] | None = None,
 ) -> Iterator[Delta]:
     """Yields one delta per token; the last one, and only it, has a finish reason.
 
-    `text` replaces what the model would say; everything else (stop, limits, counts) applies to it as well. A
-    constraint that is valid but that the engine cannot follow ends with `error` and no message, as in vLLM.
+    `text` replaces what the model would say, a list its tokens; everything else (stop, limits, counts) applies to it
+    as well. A constraint that is valid but that the engine cannot follow ends with `error` and no message, as in vLLM.
     """
     seed = params.draw_seed(prompt_ids)
     rest = max_model_len - len(prompt_ids)
@@ -70,20 +70,24 @@ def generate(
         yield Delta(finish_reason="error", logprobs=[] if params.token_logprobs else None)
 
 
-def _piece_stream(seed: int, params: SamplingParams, limit: int, text: str | None) -> Iterator[bytes | None]:
+def _piece_stream(
+    seed: int, params: SamplingParams, limit: int, text: str | Sequence[str] | None
+) -> Iterator[bytes | None]:
     """The tokens' bytes; None is the end-of-sequence token. Endless where EOS is ignored."""
     rng = random.Random(seed)
     count = 0
     words_before_end = 0
-    whole = b""
-    if text is not None:
-        whole = text.encode()
+    first: list[bytes] = []
+    if isinstance(text, str):
+        first = pieces(text.encode())
+    elif text is not None:
+        first = [piece.encode() for piece in text]
     elif params.constraint is not None:
         # A token is at least one byte and at most three.
-        whole = instance(params.constraint, seed, max_bytes=3 * limit)
+        first = pieces(instance(params.constraint, seed, max_bytes=3 * limit))
     else:
         words_before_end = rng.randint(20, 60)
-    for piece in pieces(whole):
+    for piece in first:
         count += 1
         yield piece
     for index, word in enumerate(_words(rng)):

@@ -121,7 +121,7 @@ async def serve(
     """Answers a request whose body Triton has accepted. `token_interval` is in seconds, where no fault sets
     another."""
     record.read(body, dialect.inputs)
-    fault = faults.take(model.name, str(body.values.get("text_input", [""])[0]))
+    fault = faults.take(model.name, str(body.values.get("text_input", [""])[0]), body.request_id or "")
     if sizes := fault.write_sizes():
         response.split_writes(sizes)
     close_after_events: int | None = None

@@ -20,7 +20,7 @@ BOS = 257
 _SPECIAL = {EOS: b"</s>", BOS: b"<s>"}
 
 _RUN = re.compile(rb" ?[A-Za-z]+| ?[0-9]+|\s+|[^A-Za-z0-9\s]+")
-_PIECE_BYTES = 3
+PIECE_BYTES = 3
 _FIRST_ID_OF_LENGTH = {1: 0, 2: 512, 3: 512 + 2**16}
 VOCABULARY_SIZE = 512 + 2**16 + 2**24
 
@@ -38,7 +38,7 @@ class PromptTokenizer(Protocol):
 class PieceTokenizer:
     """The simple rule. `add_special_tokens` puts one BOS in front."""
 
-    max_chars_per_token = _PIECE_BYTES
+    max_chars_per_token = PIECE_BYTES
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         ids = [token_id(piece) for piece in pieces(text.encode())]
@@ -66,7 +66,7 @@ class FileTokenizer:
 
 def pieces(data: bytes) -> list[bytes]:
     """Cuts UTF-8 bytes into tokens' bytes by the simple rule."""
-    return [run[at : at + _PIECE_BYTES] for run in _RUN.findall(data) for at in range(0, len(run), _PIECE_BYTES)]
+    return [run[at : at + PIECE_BYTES] for run in _RUN.findall(data) for at in range(0, len(run), PIECE_BYTES)]
 
 
 def token_id(piece: bytes) -> int:

@@ -101,6 +101,23 @@ def test_faults_fit_requests_by_model_prompt_and_number(own: Client) -> None:
     assert [outcome("beta", "other"), outcome("beta", "other")] == ["third", "third"]
 
 
+def test_a_fault_fits_a_request_by_the_end_of_its_id(own: Client) -> None:
+    own.engine.add_fault(request_id="-1", text=["on", "e"])
+
+    def text(**inputs: Any) -> str:
+        return own.stream("which?", **inputs).text
+
+    assert text(id="a-1") == "one"
+    assert "one" not in (text(), text(id="a-10"))
+
+
+def test_a_list_of_text_is_what_the_model_says_token_by_token(own: Client) -> None:
+    own.engine.add_fault(text=["a", " b", "\N{EURO SIGN}"])
+    events = own.stream("spell", {"max_tokens": 9}).events
+    assert [event["text_output"] for event in events] == ["a", " b", "\N{EURO SIGN}", ""]
+    assert events[-1]["finish_reason"] == "stop"
+
+
 def test_an_error_after_tokens_leaves_what_was_produced(own: Client) -> None:
     own.engine.add_fault(error_after={"tokens": 5, "error": "INTERNAL: died"}, merge=3)
     *responses, last = own.stream(sampling=LONG, send_admission=True).events
@@ -220,6 +237,7 @@ def test_the_model_says_what_it_is_told(own: Client) -> None:
         ({"split_writes": []}, "split_writes"),
         ({"error_after": {"tokens": 1}}, "error_after.error"),
         ({"model": "nope"}, "model"),
+        ({"text": ["more"]}, "text"),
     ],
 )
 def test_a_wrong_fault_is_refused(own: Client, fault: dict[str, Any], place: str) -> None:
