@@ -1,14 +1,14 @@
-"""The gateway as one ASGI application: the generate routes ahead, FastAPI for all the rest.
+"""The gateway as one ASGI application: the routes that read a body ahead, FastAPI for all the rest.
 
-FastAPI documents the generate routes too; requests for them never reach it (its routing and dependency
-solver cost more than the whole translation).
+FastAPI documents these routes too; requests for them never reach it (its routing and dependency solver cost
+more than the whole translation).
 """
 
 import contextlib
 import logging
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -21,12 +21,13 @@ from gateway.api.completions import Completions
 from gateway.api.generate import GenerateRoute
 from gateway.api.http import Receive, Scope, Send
 from gateway.api.in_flight import InFlight
+from gateway.api.tokenize import Tokenization
 from gateway.checker import Checker
 from gateway.checker_lane import CannotStart
 from gateway.metrics import REGISTRY
 from gateway.models import ServedModel, by_name, served_models
 from gateway.openai.errors import ApiError, bad_request
-from gateway.openai.schema import ChatRequest, CompletionRequest
+from gateway.openai.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from gateway.routing.instances import Instance
 from gateway.routing.policy import choose
 from gateway.settings import Settings
@@ -37,6 +38,8 @@ _log = logging.getLogger(__name__)
 
 _CHAT = "/v1/chat/completions"
 _COMPLETIONS = "/v1/completions"
+_TOKENIZE = "/tokenize"
+_DETOKENIZE = "/detokenize"
 # 422 is FastAPI's own answer to a wrong body; here it is 400, made by the route that stands ahead.
 _ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"description": "Not JSON, or a field that is wrong, unsupported or would not be enforced; `param` names it"},
@@ -72,14 +75,17 @@ class Gateway:
             self._checker,
             InFlight(settings.max_in_flight, self._models),
         )
-        self._generate: dict[str, GenerateRoute[ChatRequest] | GenerateRoute[CompletionRequest]] = {
+        tokenization = Tokenization(settings, by_name(self._models))
+        self._ahead: dict[str, Callable[[Scope, Receive, Send], Awaitable[None]]] = {
             _CHAT: GenerateRoute(Chat(), *shared),
             _COMPLETIONS: GenerateRoute(Completions(), *shared),
+            _TOKENIZE: tokenization.tokenize,
+            _DETOKENIZE: tokenization.detokenize,
         }
         self._rest = self._fastapi()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] == "POST" and (route := self._generate.get(scope["path"])):
+        if scope["type"] == "http" and scope["method"] == "POST" and (route := self._ahead.get(scope["path"])):
             await route(scope, receive, send)
         else:
             await self._rest(scope, receive, send)
@@ -130,11 +136,19 @@ class Gateway:
 
         @app.post(_CHAT, summary="Create a chat completion", response_class=JSONResponse, responses=_ERRORS)
         async def chat_completions(request: ChatRequest) -> Response:
-            raise AssertionError("the generate routes stand ahead of FastAPI")
+            raise AssertionError("this route stands ahead of FastAPI")
 
         @app.post(_COMPLETIONS, summary="Create a completion", response_class=JSONResponse, responses=_ERRORS)
         async def completions(request: CompletionRequest) -> Response:
-            raise AssertionError("the generate routes stand ahead of FastAPI")
+            raise AssertionError("this route stands ahead of FastAPI")
+
+        @app.post(_TOKENIZE, summary="Token ids of a text", response_class=JSONResponse, responses=_ERRORS)
+        async def tokenize(request: TokenizeRequest) -> Response:
+            raise AssertionError("this route stands ahead of FastAPI")
+
+        @app.post(_DETOKENIZE, summary="The text of token ids", response_class=JSONResponse, responses=_ERRORS)
+        async def detokenize(request: DetokenizeRequest) -> Response:
+            raise AssertionError("this route stands ahead of FastAPI")
 
         @app.get("/v1/models", summary="List the served models")
         async def models() -> dict[str, Any]:

@@ -159,7 +159,7 @@ class GenerateRoute(Generic[_Request]):
             status = _GONE_STATUS
         except Exception:
             status = 500
-            await send_error(send, _bug())
+            await send_error(send, bug())
         metrics.requests_total.labels(name, status).inc()
 
     async def _timed_out(self, name: str, send: Send) -> int:
@@ -304,7 +304,7 @@ class GenerateRoute(Generic[_Request]):
         except (ClientGone, OSError):
             raise
         except Exception:
-            await sink.write(sse.error_event(_bug()))
+            await sink.write(sse.error_event(bug()))
         await sink.end()
 
     async def _whole(self, job: _Job[_Request], started: float, send: Send) -> None:
@@ -391,7 +391,7 @@ def named(models: Mapping[str, ServedModel], name: str) -> ServedModel:
     return model
 
 
-def _bug() -> ApiError:
+def bug() -> ApiError:
     """For an exception that nobody foresaw: its trace goes to the log, a plain sentence to the client."""
     _log.exception("a request met an unexpected failure")
     return ApiError(500, "The gateway failed; the cause is in its log.", code="gateway_error")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from bench.mock_engine.running import MockEngine, running_mock_engine
 from tests.support.chat import MODEL
@@ -25,10 +25,11 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("mock")
     hf = folder / "hf"
     hf.mkdir()
-    vocabulary = {token: i for i, token in enumerate(["<s>", *pre_tokenizers.ByteLevel.alphabet()])}
+    vocabulary = {token: i for i, token in enumerate(["<s>", *sorted(pre_tokenizers.ByteLevel.alphabet())])}
     tokenizer = Tokenizer(models.BPE(vocabulary, []))
     tokenizer.add_special_tokens(["<s>"])
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
     tokenizer.save(str(hf / "tokenizer.json"))
     (hf / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "chat_template": TEMPLATE}))

@@ -1,0 +1,124 @@
+"""`POST /tokenize` and `POST /detokenize`, as vLLM's server has them: text or messages to token ids and back.
+
+Answered with the gateway's own copy of a model's tokenizer: no engine is asked. Plain ASGI callables, as the
+generate routes are, so that a body is read, limited and judged in the same way.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import orjson
+
+from gateway.api.generate import bug, named
+from gateway.api.http import ClientGone, Receive, Scope, Send, read_body, send_error, send_json, warning_headers
+from gateway.api.in_flight import InFlight
+from gateway.models import ServedModel
+from gateway.openai.errors import ApiError, bad_request
+from gateway.openai.fields import DETOKENIZE, TOKENIZE, judge_extras
+from gateway.openai.schema import TokenizeRequest, parse_detokenize, parse_tokenize
+from gateway.settings import Settings
+from gateway.tokenizer import ModelTokenizer
+
+# A text of some megabytes takes seconds. The event loop goes on meanwhile, if it gets its share of the cores.
+_THREADS = 2
+
+_Endpoint = Callable[[bytes], Awaitable[tuple[bytes, list[str]]]]
+"""A body → the answer and the warnings."""
+
+
+class Tokenization:
+    """Both endpoints. `models` by the name that a client asks for."""
+
+    def __init__(self, settings: Settings, models: Mapping[str, ServedModel]) -> None:
+        self._settings = settings
+        self._models = models
+        # Apart from the generate routes' limit: texts that wait here do not keep answers from being asked for.
+        self._in_flight = InFlight(settings.max_in_flight, models.values())
+        self._threads = ThreadPoolExecutor(_THREADS, "tokenize")
+
+    async def tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._respond(scope, receive, send, self._tokenize)
+
+    async def detokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._respond(scope, receive, send, self._detokenize)
+
+    async def _respond(self, scope: Scope, receive: Receive, send: Send, endpoint: _Endpoint) -> None:
+        limit = self._settings.request_timeout
+        late: ApiError | None = ApiError(408, f"The body took longer than {limit:g} s.", code="body_timeout")
+        try:
+            async with asyncio.timeout(limit):
+                body = await read_body(scope, receive, self._settings.max_body_bytes)
+                late = ApiError(504, f"The answer took longer than {limit:g} s.", code="deadline_exceeded")
+                answer, warnings = await endpoint(body)
+            late = None
+            # A client that does not read its answer is let go.
+            async with asyncio.timeout(limit):
+                await send_json(send, 200, answer, warning_headers(warnings))
+        except (ClientGone, OSError):
+            # OSError: a send after the client is gone, as ASGI servers raise it.
+            return
+        except ApiError as error:
+            await send_error(send, error)
+        except TimeoutError:
+            if late is not None:
+                await send_error(send, late)
+        except Exception:
+            await send_error(send, bug())
+
+    async def _tokenize(self, body: bytes) -> tuple[bytes, list[str]]:
+        request = parse_tokenize(body)
+        model, tokenizer = self._tokenizer(request.model)
+        warnings = judge_extras(request.model_extra or {}, TOKENIZE, strict=self._settings.strict_fields)
+        if request.prompt is not None:
+            text, adds = request.prompt, request.add_special_tokens is not False
+        else:
+            text, adds = _rendered(request, model, warnings), request.add_special_tokens is True
+
+        def work() -> bytes:
+            ids = tokenizer.encode(text, add_special_tokens=adds)
+            answer = {
+                "count": len(ids),
+                "max_model_len": model.max_model_len or model.trained_len,
+                "tokens": ids,
+                "token_strs": tokenizer.token_strings(ids) if request.return_token_strs else None,
+            }
+            return orjson.dumps(answer)
+
+        return await self._in_thread(model, work), warnings
+
+    async def _detokenize(self, body: bytes) -> tuple[bytes, list[str]]:
+        request = parse_detokenize(body)
+        model, tokenizer = self._tokenizer(request.model)
+        warnings = judge_extras(request.model_extra or {}, DETOKENIZE, strict=self._settings.strict_fields)
+
+        def work() -> bytes:
+            try:
+                return orjson.dumps({"prompt": tokenizer.decode(request.tokens, skip_special_tokens=False)})
+            except ValueError as error:
+                raise bad_request(f"tokens: {error}.", "tokens", "invalid_value") from None
+
+        return await self._in_thread(model, work), warnings
+
+    def _tokenizer(self, name: str) -> tuple[ServedModel, ModelTokenizer]:
+        model = named(self._models, name)
+        if model.tokenizer is None:
+            raise ApiError(400, model.no_tokenizer, param="model", code="model_without_tokenizer")
+        return model, model.tokenizer
+
+    async def _in_thread(self, model: ServedModel, work: Callable[[], bytes]) -> bytes:
+        with self._in_flight.admitted(model, 1):
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def _rendered(request: TokenizeRequest, model: ServedModel, warnings: list[str]) -> str:
+    if model.template is None:
+        raise ApiError(400, model.no_chat, param="model", code="model_without_chat_template")
+    prompt = model.template.render(
+        request.messages or [],
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=request.continue_final_message,
+        chat_template_kwargs=request.chat_template_kwargs,
+    )
+    warnings += prompt.warnings
+    return prompt.text
