@@ -1,0 +1,64 @@
+"""`python -m prefetch serve`: the service from its settings to its end."""
+
+import logging
+
+from prefetch import assemble, logs
+from prefetch.adapters.outcome import Trust
+from prefetch.app import Service
+from prefetch.errors import JobError
+from prefetch.jobs import Jobs
+from prefetch.server import listen, serve
+from prefetch.settings import Settings, SettingsError
+from prefetch.source import Source
+from prefetch.sqs import Queue
+from prefetch.worker import Worker
+
+
+def run(settings: Settings) -> int:
+    """Raises SettingsError."""
+    trust = _trust(settings)
+    if not (trust.tokens or trust.mlflow_secret or trust.huggingface_secret or trust.sns_topics):
+        raise SettingsError(
+            "Nobody could announce: give 'tokens' (or 'tokens_file'), 'mlflow_secret', 'huggingface_secret' or "
+            "'sns_topics'."
+        )
+    if not trust.allow:
+        raise SettingsError("No source is allowed: give --allow s3://bucket/prefix/ (PREFETCH_ALLOW, 'allow').")
+    try:
+        engine = assemble.engine(settings)
+        engine.config.target.mkdir(parents=True, exist_ok=True)
+        jobs = Jobs(engine.config.state / "jobs.sqlite3")
+        queue = None
+        if settings.queue != "local":
+            queue = Queue(settings.queue, settings.sqs_endpoint, settings.s3_region, settings.sqs_visibility)
+    except JobError as error:
+        raise SettingsError(str(error)) from None
+    except OSError as error:
+        raise SettingsError(f"{error.filename} cannot be made: {error.strerror}.") from None
+    worker = Worker(engine, jobs, queue, settings.jobs, settings.deadline, settings.staging_seconds)
+    service = Service(engine, jobs, worker, queue, trust, settings.max_body_bytes)
+    listener = listen(settings.host, settings.port)
+    logs.configure(settings.log_level)
+    # What these say of each request at INFO and below is no news of ours.
+    for name in ("botocore", "boto3", "urllib3"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    log = logging.getLogger("prefetch")
+    host, port = listener.getsockname()[:2]
+    log.info("effective settings", extra={"settings": settings.effective()})
+    log.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+    serve(service, listener, settings.shutdown_timeout)
+    return 0
+
+
+def _trust(settings: Settings) -> Trust:
+    mlflow, huggingface = settings.mlflow_secret, settings.huggingface_secret
+    return Trust(
+        allow=tuple(Source.parse(url) for url in settings.allow),
+        tokens=tuple(settings.all_tokens()),
+        mlflow_secret=mlflow.get_secret_value() if mlflow else None,
+        huggingface_secret=huggingface.get_secret_value() if huggingface else None,
+        source_template=settings.source_template,
+        sns_topics=tuple(settings.sns_topics),
+        sns_cert_hosts=tuple(settings.sns_cert_hosts),
+        marker_names=tuple(settings.marker_names),
+    )
