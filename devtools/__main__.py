@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 from urllib.parse import urlsplit
 
-from devtools import lock, testing, up
+from devtools import docs, lock, testing, up
 from devtools.errors import DevError
 from devtools.paths import home
 from devtools.stack import Ports
@@ -76,6 +76,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
         )
     commands.add_parser("lint", help="run ruff and mypy")
     commands.add_parser("setup", help="make everything that up and test need, and start nothing")
+    commands.add_parser("docs", help="write docs/fields.md from the gateway's table of fields")
     commands.add_parser("lock", help="renew locks/ within the bounds of pyproject.toml")
     return parser, commands.choices
 
@@ -102,6 +103,8 @@ def _run(arguments: argparse.Namespace, rest: list[str]) -> int:
             return testing.lint()
         case "setup":
             testing.set_up()
+        case "docs":
+            return docs.write()
         case "lock":
             lock.renew()
     return 0
