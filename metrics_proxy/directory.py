@@ -39,6 +39,8 @@ _MODES = "all|liveall|min|livemin|max|livemax|sum|livesum|mostrecent|livemostrec
 _OF_PROCESS = re.compile(rf"(?:(counter|histogram|summary)|gauge_({_MODES}))_([0-9]+)\.db")
 _ENDED = re.compile(r"(counter|histogram|summary)_ended-(?:([0-9]+)-)?p([0-9]+)-[0-9a-f]+\.db")
 _ALIVE = re.compile(r"([0-9]+)\.alive")
+# Before it has its name.
+_ALIVE_NEW = re.compile(r"[0-9]+\.alive\.new")
 
 # The clock of process starts is exact to a second.
 _START_TOLERANCE = 2.0
@@ -436,7 +438,7 @@ class Directory:
 
 def is_of_a_run(name: str) -> bool:
     """Whether it is the name of a file that processes leave in such a directory, or this service; not the lock."""
-    patterns = (_OF_PROCESS, _ENDED, _ALIVE)
+    patterns = (_OF_PROCESS, _ENDED, _ALIVE, _ALIVE_NEW)
     return any(pattern.fullmatch(name) for pattern in patterns) or name in (compacted.NAME, _TEMPORARY)
 
 
