@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import triton_python_backend_utils as pb_utils
 
-from vllm_backend import contract
+from vllm_backend import alive, contract
 from vllm_backend.cancel import Channel, Sweeper
 from vllm_backend.contract import Internal, InvalidArgument, RequestError, StartError, Unavailable
 from vllm_backend.model_json import read_model_json
@@ -85,6 +85,9 @@ class TritonPythonModel:
             if args["model_instance_kind"] in ("GPU", "KIND_GPU"):
                 # Before vLLM is imported: it counts the devices then. KIND_MODEL leaves the choice to vLLM.
                 os.environ["CUDA_VISIBLE_DEVICES"] = args["model_instance_device_id"]
+            metrics = os.environ.get(alive.VARIABLE)
+            if metrics:
+                alive.claim(Path(metrics))
             # Here and not at the top: auto-completion must not pay for it, and a wrong version must not get this far.
             from vllm_backend.engine import Engine, engine_args
 
@@ -92,6 +95,8 @@ class TritonPythonModel:
             self._loop_thread = threading.Thread(target=self._loop.run_forever, name="engine-client", daemon=True)
             self._loop_thread.start()
             self._engine = self._on_loop(Engine.start(engine_args(values)))
+            if metrics:
+                alive.hold(Path(metrics))
         except StartError as error:
             raise pb_utils.TritonModelException(str(error)) from None
         self._sweeper = Sweeper()
