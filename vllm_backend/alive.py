@@ -50,12 +50,12 @@ def claim(directory: Path) -> None:
             # Last: a file that is there and not locked says that this process is dead.
             (directory / f"{pid}.alive").unlink(missing_ok=True)
     except OSError as error:
-        raise _cannot(directory, error) from None
+        raise StartError(_cannot(directory, error)) from None
 
 
-def hold(directory: Path) -> None:
-    """Says that this process lives. After the engine has started: a forked child would hold the lock on. Raises
-    StartError."""
+def hold(directory: Path) -> str | None:
+    """Says that this process lives; a sentence if it cannot. After the engine has started: a forked child would hold
+    the lock on."""
     name = directory / f"{os.getpid()}.alive"
     # Locked before it has its name, so that it is never seen unlocked.
     temporary = name.with_suffix(".alive.new")
@@ -67,8 +67,9 @@ def hold(directory: Path) -> None:
             fcntl.flock(file, fcntl.LOCK_EX)
             temporary.rename(name)
     except OSError as error:
-        raise _cannot(directory, error) from None
+        return f"{_cannot(directory, error)} Until then nobody knows whose gauges are there."
     _held.append(file)
+    return None
 
 
 @contextlib.contextmanager
@@ -103,7 +104,5 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
-def _cannot(directory: Path, error: OSError) -> StartError:
-    return StartError(
-        f"{VARIABLE}: {directory} cannot be used: {error.strerror}; make it writable or unset the variable."
-    )
+def _cannot(directory: Path, error: OSError) -> str:
+    return f"{VARIABLE}: {directory} cannot be used: {error.strerror}; make it writable or unset the variable."
