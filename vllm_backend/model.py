@@ -95,8 +95,8 @@ class TritonPythonModel:
             self._loop_thread = threading.Thread(target=self._loop.run_forever, name="engine-client", daemon=True)
             self._loop_thread.start()
             self._engine = self._on_loop(Engine.start(engine_args(values)))
-            if metrics:
-                alive.hold(Path(metrics))
+            if metrics and (problem := alive.hold(Path(metrics))):
+                pb_utils.Logger.log_warn(problem)
         except StartError as error:
             raise pb_utils.TritonModelException(str(error)) from None
         self._sweeper = Sweeper()
