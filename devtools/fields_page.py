@@ -64,8 +64,8 @@ completions.
 given, with our backend: the stop string or token id that ended the answer, or `"repetition_detected"` |
 | `token_ids` | choice; in a stream those of the chunk | `return_token_ids` |
 | `prompt_token_ids` | chat: the answer; completions: choice | `return_token_ids` |
-| `prompt_logprobs` | chat: the answer; completions: choice | `prompt_logprobs`, not in a stream: for each token of the \
-prompt an object of token ids to `logprob`, `rank` and `decoded_token`, its own first; `null` for the first token |
+| `prompt_logprobs` | chat: the answer; completions: choice | `prompt_logprobs`, not in a stream: for each token of \
+the prompt an object of token ids to `logprob`, `rank` and `decoded_token`, its own first; `null` for the first |
 | `prompt_text` | the answer to a chat | `return_prompt_text` |
 
 `finish_reason` is `stop`, `length` or, for `repetition_detection`, `repetition`.
