@@ -55,27 +55,30 @@ _LATER = ("/v1/embeddings", "/v1/responses", "/v1/moderations", "/v1/images/gene
 
 
 class Gateway:
-    """Reads the models' files when made (raises `SettingsError`); connects when its lifespan starts."""
+    """Reads the models' files when made (raises `SettingsError`); connects when its lifespan starts.
+
+    `models` are the served ones, `instances` the state table of the Triton servers, in the order of the settings.
+    """
 
     def __init__(self, settings: Settings) -> None:
-        self._models = served_models(settings)
-        self._instances = [
+        self.models = served_models(settings)
+        self.instances = [
             Instance(f"triton-{i}", Connections(url, settings.connect_timeout)) for i, url in enumerate(settings.triton)
         ]
         self._checker = Checker()
         self._control = Control(
-            list(zip(self._instances, settings.triton, strict=True)),
-            sorted({model.triton_model for model in self._models}),
+            list(zip(self.instances, settings.triton, strict=True)),
+            sorted({model.triton_model for model in self.models}),
             accept_old=settings.accept_old_triton,
         )
         shared = (
             settings,
-            by_name(self._models),
-            self._instances,
+            by_name(self.models),
+            self.instances,
             self._checker,
-            InFlight(settings.max_in_flight, self._models),
+            InFlight(settings.max_in_flight, self.models),
         )
-        tokenization = Tokenization(settings, by_name(self._models))
+        tokenization = Tokenization(settings, by_name(self.models))
         self._ahead: dict[str, Callable[[Scope, Receive, Send], Awaitable[None]]] = {
             _CHAT: GenerateRoute(Chat(), *shared),
             _COMPLETIONS: GenerateRoute(Completions(), *shared),
@@ -105,11 +108,11 @@ class Gateway:
         finally:
             await self._control.close()
             await self._checker.close()
-            for instance in self._instances:
+            for instance in self.instances:
                 instance.connections.close()
 
     def _ready(self, model: ServedModel) -> bool:
-        return choose(self._instances, model.triton_model) is not None
+        return choose(self.instances, model.triton_model) is not None
 
     def _fastapi(self) -> FastAPI:
         app = FastAPI(
@@ -152,11 +155,11 @@ class Gateway:
 
         @app.get("/v1/models", summary="List the served models")
         async def models() -> dict[str, Any]:
-            return {"object": "list", "data": [entry(n, m) for m in self._models for n in m.names]}
+            return {"object": "list", "data": [entry(n, m) for m in self.models for n in m.names]}
 
         @app.get("/v1/models/{name:path}", summary="One served model")
         async def model(name: str) -> dict[str, Any]:
-            for served in self._models:
+            for served in self.models:
                 if name in served.names:
                     return entry(name, served)
             raise ApiError(
@@ -174,7 +177,7 @@ class Gateway:
         @app.head("/health/ready", include_in_schema=False)
         @app.get("/health/ready", summary="Can any model be served?")
         async def ready(response: Response) -> dict[str, Any]:
-            states = {model.names[0]: self._state(model) for model in self._models}
+            states = {model.names[0]: self._state(model) for model in self.models}
             is_ready = any(state == "ready" for state in states.values())
             response.status_code = 200 if is_ready else 503
             return {"status": "ready" if is_ready else "not ready", "models": states}
@@ -197,7 +200,7 @@ class Gateway:
     def _state(self, model: ServedModel) -> str:
         if self._ready(model):
             return "ready"
-        reasons = [i.reasons.get(model.triton_model) for i in self._instances]
+        reasons = [i.reasons.get(model.triton_model) for i in self.instances]
         return next((reason for reason in reasons if reason), "no Triton server answered yet")
 
 
