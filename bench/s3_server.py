@@ -15,6 +15,8 @@ from botocore.config import Config
 
 HOST = "127.0.0.1"
 ACCESS_KEY, SECRET_KEY = "test-access", "test-secret"
+# A second pair, for credentials that are renewed.
+NEXT_ACCESS_KEY, NEXT_SECRET_KEY = "test-access-next", "test-secret-next"
 _READY_SECONDS = 90
 
 
@@ -63,7 +65,10 @@ class S3Server:
         identities = [
             {
                 "name": "owner",
-                "credentials": [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}],
+                "credentials": [
+                    {"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY},
+                    {"accessKey": NEXT_ACCESS_KEY, "secretKey": NEXT_SECRET_KEY},
+                ],
                 "actions": ["Admin", "Read", "Write", "List", "Tagging"],
             },
             # The tests' fault proxy changes requests, which ends their signatures; it reads as nobody.

@@ -196,7 +196,7 @@ def sorted_errors() -> Iterator[None]:
 def _of_answer(error: Any) -> S3Error:
     code = error.response.get("Error", {}).get("Code", "")
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    said = f"{code}: {error.response.get('Error', {}).get('Message', '')}".removesuffix(": ")
+    said = f"{code}: {error.response.get('Error', {}).get('Message', '')}".rstrip(". :")
     if code in _EXPIRED:
         return S3Error(Kind.CREDENTIALS, "credentials", said)
     if code in _SLOW or status == 429:
