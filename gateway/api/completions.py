@@ -166,9 +166,10 @@ class _Writer:
         if self._request.prompt_logprobs is not None:
             members["prompt_logprobs"] = answer.prompt_logprobs
         if self._request.return_token_ids:
-            members |= {"prompt_token_ids": answer.prompt_token_ids, "token_ids": answer.token_ids}
+            token_ids = [] if self._prompt_alone else answer.token_ids
+            members |= {"prompt_token_ids": answer.prompt_token_ids, "token_ids": token_ids}
         if self._prompt_alone:
-            return sse.completion_choice(answer.index, text, "length", logprobs, members | {"token_ids": []})
+            return sse.completion_choice(answer.index, text, "length", logprobs, members)
         if self._request.logprobs is not None:
             own = self._logprobs_of(answer).add(answer.logprobs)
             logprobs = {key: logprobs[key] + own[key] for key in own} if logprobs else own

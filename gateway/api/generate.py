@@ -206,8 +206,16 @@ class GenerateRoute(Generic[_Request]):
             metrics.request_seconds.labels(model.names[0]).observe(time.monotonic() - started)
 
     async def _prepare(self, request: _Request, model: ServedModel) -> _Job[_Request]:
-        if request.stream_options is not None and not request.stream:
+        options = request.stream_options
+        if options is not None and not request.stream:
             raise bad_request("stream_options needs stream: true.", "stream_options")
+        if options is not None and options.continuous_usage_stats and not options.include_usage:
+            # vLLM, whose extension it is, gives no usage at all then.
+            raise bad_request(
+                "stream_options.continuous_usage_stats needs include_usage: true.",
+                "stream_options.continuous_usage_stats",
+                "invalid_value",
+            )
         warnings = judge_extras(request.model_extra or {}, self._dialect.table, strict=self._settings.strict_fields)
         constraint = constraint_of({field: getattr(request, field, None) for field in FIELDS})
         sampling = sampling_parameters(request, model.defaults, model.max_model_len)

@@ -41,7 +41,7 @@ class _Stream:
         self._head = b"data: " + orjson.dumps(head)[:-1]
         self._choice = self._head + b',"choices":[{"index":'
         self.usage_always = usage_always
-        self._usage_last = usage_last or usage_always
+        self._usage_last = usage_last
         self._no_usage = b',"usage":null}\n\n' if self._usage_last else b"}\n\n"
 
     def end(self, usage: Usage) -> bytes:

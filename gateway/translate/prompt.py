@@ -63,7 +63,7 @@ class ChatTemplate:
         self._takes_parts = _loops_over_content(tree)
         self._takes_text = not self._takes_parts or re.search(r"\bis\s+(not\s+)?string\b", source) is not None
         self._variables = jinja2.meta.find_undeclared_variables(tree)
-        self._knows_developer = "developer" in source
+        self._knows_developer = re.search(r"""['"]developer['"]""", source) is not None
         self._reads_name = re.search(r"""\[['"]name['"]\]|\.name\b""", source) is not None
 
     def render(
@@ -78,6 +78,8 @@ class ChatTemplate:
         """Render what a request asks for; what the template or the messages forbid is a 400."""
         warnings: list[str] = []
         rendered_messages = [self._message(m, f"messages[{i}]", warnings) for i, m in enumerate(messages)]
+        if not self._knows_developer and any(message.role == "developer" for message in messages):
+            rendered_messages = _with_one_system_message(rendered_messages)
         variables = self._variables_of(chat_template_kwargs or {})
         warnings += self._unread(
             {f"chat_template_kwargs.{name}": name for name in chat_template_kwargs or {}}
@@ -140,9 +142,6 @@ class ChatTemplate:
             warnings.append(f"unknown field '{place}.{name}' was ignored")
         if message.content is None:
             raise bad_request(f"{place}.content is required.", param=f"{place}.content")
-        if role == "developer" and not self._knows_developer:
-            # OpenAI's successor of the system role; templates that predate it know only the latter.
-            role = "system"
         content = self._content(message.content, f"{place}.content", warnings)
         rendered: dict[str, Any] = {"role": role, "content": content}
         if message.name is not None:
@@ -160,6 +159,18 @@ class ChatTemplate:
         if self._takes_parts:
             return [{"type": "text", "text": text} for text in texts]
         return "\n".join(texts)
+
+
+def _with_one_system_message(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """`developer` is OpenAI's successor of `system`; templates that predate it know only the latter, and many that
+    it stands once and first. So all of both become one, as vLLM's server does it."""
+    instructions = [m["content"] for m in messages if m["role"] in ("system", "developer")]
+    texts = [c if isinstance(c, str) else "\n".join(part["text"] for part in c) for c in instructions]
+    merged: str | list[dict[str, str]] = "\n\n".join(text for text in texts if text)
+    if instructions and not isinstance(instructions[0], str):
+        merged = [{"type": "text", "text": merged}]
+    others = [message for message in messages if message["role"] not in ("system", "developer")]
+    return [{"role": "system", "content": merged}, *others]
 
 
 def _text_of(part: ContentPart, place: str, warnings: list[str]) -> str:

@@ -58,6 +58,12 @@ def test_continuous_usage(client: httpx.Client) -> None:
     assert (counts[0], counts[-1]) == (0, 4)
 
 
+def test_continuous_usage_needs_the_usage(client: httpx.Client) -> None:
+    answer = ask(client, stream=True, stream_options={"continuous_usage_stats": True})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "stream_options.continuous_usage_stats")
+
+
 def test_stream_options_without_a_stream(client: httpx.Client) -> None:
     answer = ask(client, stream_options={"include_usage": True})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "stream_options")

@@ -35,7 +35,20 @@ def test_roles_in_order_and_the_generation_prompt() -> None:
 def test_developer_is_the_system_role_where_the_template_does_not_know_it() -> None:
     message = {"role": "developer", "content": "d"}
     assert render(PLAIN, message).text == "<s><system>d</><assistant>"
-    assert render("{# developer #}" + PLAIN, message).text == "<s><developer>d</><assistant>"
+    assert render("{# 'developer' #}" + PLAIN, message).text == "<s><developer>d</><assistant>"
+
+
+def test_instructions_become_one_system_message_where_the_template_does_not_know_developer() -> None:
+    """As vLLM's server renders them: many templates want one system message, and want it first."""
+    messages = [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "u"},
+        {"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "developer", "content": ""},
+    ]
+    assert render(PLAIN, *messages).text == "<s><system>s\n\na\nb</><user>u</><assistant>"
+    only_system = [messages[1], messages[0]]
+    assert render(PLAIN, *only_system).text == "<s><user>u</><system>s</><assistant>"
 
 
 def test_text_parts_become_what_the_template_takes() -> None:
