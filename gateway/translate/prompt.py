@@ -170,7 +170,8 @@ def _with_one_system_message(messages: list[dict[str, Any]]) -> list[dict[str, A
     if instructions and not isinstance(instructions[0], str):
         merged = [{"type": "text", "text": merged}]
     others = [message for message in messages if message["role"] not in ("system", "developer")]
-    return [{"role": "system", "content": merged}, *others]
+    one: dict[str, Any] = {"role": "system", "content": merged}
+    return [one, *others]
 
 
 def _text_of(part: ContentPart, place: str, warnings: list[str]) -> str:

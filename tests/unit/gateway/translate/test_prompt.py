@@ -40,7 +40,7 @@ def test_developer_is_the_system_role_where_the_template_does_not_know_it() -> N
 
 def test_instructions_become_one_system_message_where_the_template_does_not_know_developer() -> None:
     """As vLLM's server renders them: many templates want one system message, and want it first."""
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "system", "content": "s"},
         {"role": "user", "content": "u"},
         {"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
