@@ -166,9 +166,8 @@ def _with_one_system_message(messages: list[dict[str, Any]]) -> list[dict[str, A
     it stands once and first. So all of both become one, as vLLM's server does it."""
     instructions = [m["content"] for m in messages if m["role"] in ("system", "developer")]
     texts = [c if isinstance(c, str) else "\n".join(part["text"] for part in c) for c in instructions]
-    merged: str | list[dict[str, str]] = "\n\n".join(text for text in texts if text)
-    if instructions and not isinstance(instructions[0], str):
-        merged = [{"type": "text", "text": merged}]
+    text = "\n\n".join(text for text in texts if text)
+    merged = text if isinstance(instructions[0], str) else [{"type": "text", "text": text}]
     others = [message for message in messages if message["role"] not in ("system", "developer")]
     one: dict[str, Any] = {"role": "system", "content": merged}
     return [one, *others]
