@@ -23,6 +23,11 @@ SAMPLING_PARAMETERS = "sampling_parameters"
 EXCLUDE_INPUT_IN_OUTPUT = "exclude_input_in_output"
 SEND_ADMISSION = "send_admission"
 ADD_SPECIAL_TOKENS = "add_special_tokens"
+PRIORITY = "priority"
+TRUNCATE_PROMPT_TOKENS = "truncate_prompt_tokens"
+TRUNCATION_SIDE = "truncation_side"
+CACHE_SALT = "cache_salt"
+SESSION_ID = "session_id"
 IMAGE = "image"
 EMBEDDING_REQUEST = "embedding_request"
 
@@ -32,6 +37,10 @@ CUMULATIVE_LOGPROB = "cumulative_logprob"
 LOGPROBS = "logprobs"
 NUM_INPUT_TOKENS = "num_input_tokens"
 NUM_OUTPUT_TOKENS = "num_output_tokens"
+PROMPT_LOGPROBS = "prompt_logprobs"
+TOKEN_IDS = "token_ids"
+PROMPT_TOKEN_IDS = "prompt_token_ids"
+STOP_REASON = "stop_reason"
 
 OUTPUTS = (
     Tensor(TEXT_OUTPUT, "TYPE_STRING", (-1,)),
@@ -40,6 +49,10 @@ OUTPUTS = (
     Tensor(LOGPROBS, "TYPE_STRING", (-1,)),
     Tensor(NUM_INPUT_TOKENS, "TYPE_UINT32", (1,)),
     Tensor(NUM_OUTPUT_TOKENS, "TYPE_UINT32", (-1,)),
+    Tensor(PROMPT_LOGPROBS, "TYPE_STRING", (-1,)),
+    Tensor(TOKEN_IDS, "TYPE_STRING", (-1,)),
+    Tensor(PROMPT_TOKEN_IDS, "TYPE_STRING", (-1,)),
+    Tensor(STOP_REASON, "TYPE_STRING", (-1,)),
 )
 
 RETURN_FLAGS = {f"return_{output.name}": output.name for output in OUTPUTS if output.name != TEXT_OUTPUT}
@@ -53,6 +66,11 @@ INPUTS = (
     Tensor(EXCLUDE_INPUT_IN_OUTPUT, "TYPE_BOOL", (1,), optional=True),
     Tensor(SEND_ADMISSION, "TYPE_BOOL", (1,), optional=True),
     Tensor(ADD_SPECIAL_TOKENS, "TYPE_BOOL", (1,), optional=True),
+    Tensor(PRIORITY, "TYPE_INT32", (1,), optional=True),
+    Tensor(TRUNCATE_PROMPT_TOKENS, "TYPE_INT64", (1,), optional=True),
+    Tensor(TRUNCATION_SIDE, "TYPE_STRING", (1,), optional=True),
+    Tensor(CACHE_SALT, "TYPE_STRING", (1,), optional=True),
+    Tensor(SESSION_ID, "TYPE_STRING", (1,), optional=True),
     *(Tensor(flag, "TYPE_BOOL", (1,), optional=True) for flag in RETURN_FLAGS),
     Tensor(IMAGE, "TYPE_STRING", (-1,), optional=True),
     Tensor(EMBEDDING_REQUEST, "TYPE_STRING", (1,), optional=True),
@@ -60,6 +78,14 @@ INPUTS = (
 
 NOT_YET_SUPPORTED = (IMAGE, EMBEDDING_REQUEST)
 """Inputs of the stock contract that are declared, so that their refusal is ours and says so."""
+
+CACHE_SALT_LENGTH = 128
+CACHE_SALT_FORBIDDEN = "@/\\\0"
+"""At most so many characters, and none of these: the rule of vLLM's own server, since the salt reaches the names that
+stores behind the prefix cache use."""
+
+SESSION_ID_LENGTH = 1024
+"""At most so many characters; vLLM sets no limit."""
 
 UNFINISHED = "None"
 """The text of `finish_reason` in every response but the last."""

@@ -13,6 +13,7 @@ from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
 from vllm.inputs import TextPrompt, TokensPrompt
+from vllm.logprobs import PromptLogprobs
 from vllm.outputs import CompletionOutput
 from vllm.platforms import current_platform
 from vllm.renderers.inputs.preprocess import parse_model_prompt
@@ -24,7 +25,7 @@ from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from vllm_backend import contract
 from vllm_backend.contract import Internal, InvalidArgument, RequestError, StartError, Unavailable
-from vllm_backend.request import GenerateRequest
+from vllm_backend.request import GenerateRequest, Truncation
 from vllm_backend.sampling import constraint_kind, place_of
 
 ENGINE_STOPPED = "the engine has stopped; unload the model and load it again."
@@ -54,7 +55,7 @@ def engine_args(values: dict[str, Any]) -> AsyncEngineArgs:
 
 
 class Generation:
-    """An admitted request: its prompt's length, and its outputs in order."""
+    """An admitted request: its prompt, and its outputs in order."""
 
     def __init__(
         self,
@@ -62,9 +63,10 @@ class Generation:
         request_id: str,
         queue: RequestOutputCollector,
         request: GenerateRequest,
-        prompt_tokens: int,
+        prompt_token_ids: list[int],
     ) -> None:
-        self.prompt_tokens = prompt_tokens
+        self.prompt_token_ids = prompt_token_ids
+        self._prompt_logprobs: PromptLogprobs | None = None
         self._llm = llm
         self._request_id = request_id
         self._queue = queue
@@ -85,7 +87,15 @@ class Generation:
         (output,) = result.outputs
         if output.finish_reason == "error":
             raise self._engine_error()
+        if result.prompt_logprobs:
+            self._prompt_logprobs = result.prompt_logprobs
         return output
+
+    def take_prompt_logprobs(self) -> PromptLogprobs | None:
+        """The logprobs of the prompt's tokens if an output has brought them since the last call: the first one does,
+        when they were asked for."""
+        taken, self._prompt_logprobs = self._prompt_logprobs, None
+        return taken
 
     async def abort(self) -> None:
         """Frees what the engine holds for this request. For requests that have not finished."""
@@ -165,7 +175,7 @@ class Engine:
             # vLLM may have registered the request already.
             await self._llm.abort(request_id)
             raise
-        return Generation(self._llm, request_id, queue, request, len(engine_request.prompt_token_ids))
+        return Generation(self._llm, request_id, queue, request, engine_request.prompt_token_ids)
 
     async def shutdown(self) -> None:
         """Ends the engine's processes; whatever it still generates is lost. Blocks the loop, which has nothing else
@@ -182,6 +192,10 @@ class Engine:
         request = GenerateRequest(
             prompt=[0],
             add_special_tokens=False,
+            truncation=None,
+            cache_salt=None,
+            session_id=None,
+            priority=0,
             stream=False,
             prepend_prompt=False,
             send_admission=False,
@@ -192,17 +206,25 @@ class Engine:
         await (await self.admit(request)).next_output()
 
     def _prepare(self, request: GenerateRequest, request_id: str) -> EngineCoreRequest:
-        if self._refuses_seed and "seed" in request.sampling:
-            raise InvalidArgument(
-                place_of("seed"),
-                "not supported on the CPU while chunked prefill is on: "
-                "set enable_chunked_prefill to false in model.json, "
-                "and max_num_batched_tokens to at least max_model_len.",
-            )
+        self._check_features(request)
         prompt = self._tokenize(request)
         params = _sampling_params(request)
+        if params.watermarking and not self._llm.input_processor.resolve_watermarking(params):
+            # vLLM would answer without one, and only its log would say so.
+            raise InvalidArgument(
+                place_of("watermarking"),
+                "the engine has no watermark for this request: it needs a watermark_config in model.json "
+                "and a temperature above 0.",
+            )
         try:
-            return self._llm.input_processor.process_inputs(request_id, prompt, params, supported_tasks=self._tasks)
+            return self._llm.input_processor.process_inputs(
+                request_id,
+                prompt,
+                params,
+                supported_tasks=self._tasks,
+                priority=request.priority,
+                session_id=request.session_id,
+            )
         except (VLLMClientError, ValueError) as error:
             raise _refusal(error, request) from error
         except RequestError:
@@ -210,14 +232,54 @@ class Engine:
         except Exception as error:
             raise Internal("the request could not be prepared; the cause is in the server's log.") from error
 
+    def _check_features(self, request: GenerateRequest) -> None:
+        """Refuses what this engine is not set up for, where vLLM would fail, or go on as if it had not been asked."""
+        if self._refuses_seed and "seed" in request.sampling:
+            raise InvalidArgument(
+                place_of("seed"),
+                "not supported on the CPU while chunked prefill is on: "
+                "set enable_chunked_prefill to false in model.json, "
+                "and max_num_batched_tokens to at least max_model_len.",
+            )
+        config = self._llm.vllm_config
+        if request.priority != 0 and config.scheduler_config.policy != "priority":
+            raise InvalidArgument(
+                contract.PRIORITY,
+                f"must be 0 or absent, since the engine schedules by {config.scheduler_config.policy}: "
+                "set scheduling_policy to priority in model.json.",
+            )
+        if "prompt_logprobs" in request.sampling and config.cache_config.kv_sharing_fast_prefill:
+            raise InvalidArgument(
+                place_of("prompt_logprobs"),
+                "not supported with kv_sharing_fast_prefill, which makes them wrong: take it out of model.json.",
+            )
+
+        if "logprob_token_ids" in request.sampling and not config.use_v2_model_runner:
+            # Its sampler then gives every request of the batch these logprobs in place of its own.
+            raise InvalidArgument(
+                place_of("logprob_token_ids"),
+                "not supported by vLLM's V1 model runner, where it spoils the logprobs of other requests: "
+                "use logprobs.",
+            )
+
     def _tokenize(self, request: GenerateRequest) -> Any:
         """The prompt as vLLM's engine input, known to leave room for at least one token."""
         renderer = self._llm.renderer
-        tokenization = renderer.default_cmpl_tok_params.with_kwargs(add_special_tokens=request.add_special_tokens)
+        options: dict[str, Any] = {"add_special_tokens": request.add_special_tokens}
+        if request.truncation is not None:
+            room = self._context_length - 1
+            options["truncate_prompt_tokens"] = room if request.truncation.tokens == -1 else request.truncation.tokens
+            options["truncation_side"] = request.truncation.side
         if isinstance(request.prompt, str):
-            prompt: TextPrompt | TokensPrompt = TextPrompt(prompt=request.prompt)
+            prompt: TextPrompt | TokensPrompt = TextPrompt(prompt=self._shortened(request.prompt, request.truncation))
         else:
             prompt = TokensPrompt(prompt_token_ids=request.prompt)
+        if request.cache_salt is not None:
+            prompt["cache_salt"] = request.cache_salt
+        try:
+            tokenization = renderer.default_cmpl_tok_params.with_kwargs(**options)
+        except VLLMClientError as error:
+            raise InvalidArgument(contract.TRUNCATE_PROMPT_TOKENS, _one_line(error)) from error
         try:
             (engine_input,) = renderer.render_cmpl([parse_model_prompt(self._llm.model_config, prompt)], tokenization)
             tokens = engine_input["prompt_token_ids"]
@@ -237,6 +299,17 @@ class Engine:
                 f"{self._context_length} tokens.",
             )
         return engine_input
+
+    def _shortened(self, text: str, truncation: Truncation | None) -> str:
+        """The text without what a truncation cuts off for certain. vLLM does so itself when a side is given, and else
+        tokenises all of it, for which megabytes of text take seconds."""
+        tokenizer = self._llm.renderer.tokenizer
+        if truncation is None or tokenizer is None:
+            return text
+        longest = self._context_length * tokenizer.max_chars_per_token
+        if len(text) <= longest:
+            return text
+        return text[-longest:] if (truncation.side or tokenizer.truncation_side) == "left" else text[:longest]
 
 
 def _sampling_params(request: GenerateRequest) -> SamplingParams:

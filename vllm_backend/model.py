@@ -200,7 +200,7 @@ class TritonPythonModel:
         finished."""
         finished = False
         try:
-            builder = ResponseBuilder(request, generation.prompt_tokens)
+            builder = ResponseBuilder(request, generation)
             if request.send_admission:
                 call.channel.send(_response(builder.admission()))
             while True:

@@ -9,9 +9,20 @@ from numpy.typing import NDArray
 
 from vllm_backend import contract
 from vllm_backend.contract import InvalidArgument
-from vllm_backend.sampling import parse_sampling
+from vllm_backend.sampling import parse_sampling, place_of, shown
 
 Inputs = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """How much of a prompt is kept."""
+
+    tokens: int
+    """At least 1, or -1: as many as leave room for one token of the answer."""
+    side: str | None
+    """Where tokens are cut off: `left`, `right`, or None: where the tokenizer does it by itself, which vLLM sets to the
+    left; a text then keeps its special tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +33,13 @@ class GenerateRequest:
     """Text still to be tokenised, or token ids."""
     add_special_tokens: bool
     """Whether the tokenizer adds its BOS and the like to a text prompt."""
+    truncation: Truncation | None
+    cache_salt: str | None
+    """Keeps what the prefix cache holds for this prompt apart from prompts with another salt."""
+    session_id: str | None
+    """What belongs together; vLLM adds it to the events of its cache."""
+    priority: int
+    """Lower is earlier. 0 unless the engine schedules by it."""
     stream: bool
     """A response per engine output, or a single one at the end."""
     prepend_prompt: bool
@@ -57,6 +75,10 @@ def parse_request(inputs: Inputs) -> GenerateRequest:
         )
     outputs = frozenset(output for flag, output in contract.RETURN_FLAGS.items() if _flag(inputs, flag, default=False))
     sampling = parse_sampling(_text(inputs, contract.SAMPLING_PARAMETERS) or "{}")
+    if "prompt_logprobs" in sampling and contract.PROMPT_LOGPROBS not in outputs:
+        raise InvalidArgument(
+            place_of("prompt_logprobs"), f"needs return_{contract.PROMPT_LOGPROBS}, which is absent or false."
+        )
     token_logprobs = "logprobs" in sampling or "logprob_token_ids" in sampling
     if contract.CUMULATIVE_LOGPROB in outputs and not token_logprobs:
         # vLLM sums up only what it is asked to compute; 0 is the sampled token's own.
@@ -64,6 +86,10 @@ def parse_request(inputs: Inputs) -> GenerateRequest:
     return GenerateRequest(
         prompt=prompt,
         add_special_tokens=add_special_tokens,
+        truncation=_truncation(inputs),
+        cache_salt=_cache_salt(inputs),
+        session_id=_session_id(inputs),
+        priority=_integer(inputs, contract.PRIORITY) or 0,
         stream=stream,
         prepend_prompt=not exclude,
         send_admission=_flag(inputs, contract.SEND_ADMISSION, default=False),
@@ -88,6 +114,40 @@ def _prompt(inputs: Inputs) -> str | list[int]:
     return tokens
 
 
+def _truncation(inputs: Inputs) -> Truncation | None:
+    tokens, side = _integer(inputs, contract.TRUNCATE_PROMPT_TOKENS), _text(inputs, contract.TRUNCATION_SIDE)
+    if side not in (None, "left", "right"):
+        raise InvalidArgument(contract.TRUNCATION_SIDE, f"must be left or right, not {shown(side)}.")
+    if tokens is None:
+        if side is not None:
+            raise InvalidArgument(
+                contract.TRUNCATION_SIDE, f"must be absent, since {contract.TRUNCATE_PROMPT_TOKENS} is."
+            )
+        return None
+    if tokens < 1 and tokens != -1:
+        raise InvalidArgument(contract.TRUNCATE_PROMPT_TOKENS, f"must be at least 1, or -1, not {tokens}.")
+    return Truncation(tokens, side)
+
+
+def _cache_salt(inputs: Inputs) -> str | None:
+    salt = _text(inputs, contract.CACHE_SALT)
+    if salt is not None and (
+        not 0 < len(salt) <= contract.CACHE_SALT_LENGTH or any(char in salt for char in contract.CACHE_SALT_FORBIDDEN)
+    ):
+        raise InvalidArgument(
+            contract.CACHE_SALT,
+            f"must be 1 to {contract.CACHE_SALT_LENGTH} characters, without '@', '/', '\\' and NUL.",
+        )
+    return salt
+
+
+def _session_id(inputs: Inputs) -> str | None:
+    session = _text(inputs, contract.SESSION_ID)
+    if session is not None and not 0 < len(session) <= contract.SESSION_ID_LENGTH:
+        raise InvalidArgument(contract.SESSION_ID, f"must be 1 to {contract.SESSION_ID_LENGTH} characters.")
+    return session
+
+
 def _text(inputs: Inputs, name: str) -> str | None:
     values = inputs.get(name)
     if values is None:
@@ -98,6 +158,14 @@ def _text(inputs: Inputs, name: str) -> str | None:
         return value.decode() if isinstance(value, bytes) else str(value)
     except UnicodeDecodeError:
         raise InvalidArgument(name, "is not valid UTF-8.") from None
+
+
+def _integer(inputs: Inputs, name: str) -> int | None:
+    values = inputs.get(name)
+    if values is None:
+        return None
+    _check_single(values, name)
+    return int(values.reshape(-1)[0])
 
 
 def _flag(inputs: Inputs, name: str, *, default: bool) -> bool:

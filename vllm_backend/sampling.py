@@ -63,13 +63,18 @@ def _check_together(arguments: dict[str, Any]) -> None:
         )
     if arguments.get("stop") and arguments.get("detokenize") is False:
         raise InvalidArgument(place_of("stop"), "needs detokenize, which is false.")
+    if "prompt_logprobs" in arguments and arguments.get("skip_reading_prefix_cache") is False:
+        # vLLM would leave the positions out that it reads from its prefix cache.
+        raise InvalidArgument(
+            place_of("skip_reading_prefix_cache"), "must be true or absent, since prompt_logprobs is given."
+        )
 
 
 def _json_object(text: str, place: str) -> dict[str, Any]:
     try:
         value = _json(text)
         if not isinstance(value, dict):
-            raise ValueError(f"must be a JSON object, not {_shown(value)}.")
+            raise ValueError(f"must be a JSON object, not {shown(value)}.")
     except ValueError as error:
         raise InvalidArgument(place, str(error)) from None
     return value
@@ -95,7 +100,7 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON number")
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """The value as JSON, short enough for an error text."""
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 80 else f"{text[:77]}..."
@@ -122,7 +127,7 @@ def _number(bounds: str, allowed: Callable[[float], bool]) -> _Reader:
         else:
             number = math.nan
         if not math.isfinite(number) or not allowed(number):
-            raise ValueError(f"must be a number {bounds}, not {_shown(value)}.")
+            raise ValueError(f"must be a number {bounds}, not {shown(value)}.")
         return number
 
     return read
@@ -144,7 +149,7 @@ def _integer(at_least: int, at_most: int = INT64_MAX) -> _Reader:
             except ValueError:
                 number = None
         if number is None or not at_least <= number <= at_most:
-            raise ValueError(f"must be an integer {bounds}, not {_shown(value)}.")
+            raise ValueError(f"must be an integer {bounds}, not {shown(value)}.")
         return number
 
     return read
@@ -154,18 +159,18 @@ def _flag(value: Any) -> bool:
     # Strings are refused: "false" would be true to Python. 0 and 1 are what the stock backend takes for flags as well.
     if isinstance(value, bool) or (isinstance(value, int) and value in (0, 1)):
         return bool(value)
-    raise ValueError(f"must be true or false, not {_shown(value)}.")
+    raise ValueError(f"must be true or false, not {shown(value)}.")
 
 
 def _token_id(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= INT64_MAX:
-        raise ValueError(f"must hold token ids, not {_shown(value)}.")
+        raise ValueError(f"must hold token ids, not {shown(value)}.")
     return value
 
 
 def _token_ids(value: Any) -> list[int]:
     if not isinstance(value, list) or not value:
-        raise ValueError(f"must be a list of at least one token id, not {_shown(value)}.")
+        raise ValueError(f"must be a list of at least one token id, not {shown(value)}.")
     return [_token_id(token) for token in value]
 
 
@@ -175,10 +180,10 @@ def _optional_token_ids(value: Any) -> list[int]:
 
 def _strings(value: Any) -> list[str]:
     if not isinstance(value, list):
-        raise ValueError(f"must be a list of strings, not {_shown(value)}.")
+        raise ValueError(f"must be a list of strings, not {shown(value)}.")
     for item in value:
         if not isinstance(item, str) or not item:
-            raise ValueError(f"must hold strings that are not empty, not {_shown(item)}.")
+            raise ValueError(f"must hold strings that are not empty, not {shown(item)}.")
     return value
 
 
@@ -186,19 +191,19 @@ def _stop(value: Any) -> list[str]:
     if isinstance(value, str):
         value = [value]
     elif not isinstance(value, list):
-        raise ValueError(f"must be a string or a list of strings, not {_shown(value)}.")
+        raise ValueError(f"must be a string or a list of strings, not {shown(value)}.")
     return _strings(value)
 
 
 def _logit_bias(value: Any) -> dict[int, float]:
     if not isinstance(value, dict):
-        raise ValueError(f"must be an object of token ids and biases, not {_shown(value)}.")
+        raise ValueError(f"must be an object of token ids and biases, not {shown(value)}.")
     bias = _number("from -100 to 100", lambda number: -100 <= number <= 100)
     biases: dict[int, float] = {}
     for token, amount in value.items():
         # JSON's keys are strings. Plain digits only: int() would also take "1_0", " 1" and digits of other scripts.
         if not (token.isascii() and token.isdigit() and len(token) < 19):
-            raise ValueError(f"must have token ids as keys, not {_shown(token)}.")
+            raise ValueError(f"must have token ids as keys, not {shown(token)}.")
         try:
             biases[int(token)] = bias(amount)
         except ValueError as error:
@@ -208,7 +213,7 @@ def _logit_bias(value: Any) -> dict[int, float]:
 
 def _extra_args(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f"must be an object, not {_shown(value)}.")
+        raise ValueError(f"must be an object, not {shown(value)}.")
     # Arguments travel to the engine as MessagePack, whose integers end at 64 bits.
     pending: list[Any] = [value]
     while pending:
@@ -218,14 +223,14 @@ def _extra_args(value: Any) -> dict[str, Any]:
         elif isinstance(item, list):
             pending.extend(item)
         elif isinstance(item, int) and not INT64_MIN <= item < 2**64:
-            raise ValueError(f"must hold integers of at most 64 bits, not {_shown(item)}.")
+            raise ValueError(f"must hold integers of at most 64 bits, not {shown(item)}.")
     return value
 
 
 def _repetition_detection(value: Any) -> dict[str, int]:
     names = ("max_pattern_size", "min_pattern_size", "min_count")
     if not isinstance(value, dict) or any(name not in names for name in value):
-        raise ValueError(f"must be an object with the keys {', '.join(names)}, not {_shown(value)}.")
+        raise ValueError(f"must be an object with the keys {', '.join(names)}, not {shown(value)}.")
     integer = _integer(0, 2**31 - 1)
     arguments: dict[str, int] = {}
     for name, item in value.items():
@@ -242,11 +247,8 @@ def _only_one(value: Any) -> int:
     return 1
 
 
-def _not_supported(reason: str) -> _Reader:
-    def read(value: Any) -> Any:
-        raise ValueError(f"not supported{reason}.")
-
-    return read
+def _not_supported_yet(value: Any) -> Any:
+    raise ValueError("not supported yet.")
 
 
 def _structured_outputs(value: Any) -> dict[str, Any]:
@@ -254,7 +256,7 @@ def _structured_outputs(value: Any) -> dict[str, Any]:
     if isinstance(value, str):
         value = _json(value)
     if not isinstance(value, dict):
-        raise ValueError(f"must be an object, or the JSON text of one, not {_shown(value)}.")
+        raise ValueError(f"must be an object, or the JSON text of one, not {shown(value)}.")
     constraint: dict[str, Any] = {}
     for kind, item in value.items():
         if kind in CONSTRAINTS:
@@ -267,7 +269,7 @@ def _structured_outputs(value: Any) -> dict[str, Any]:
                     f"{kind} cannot be set for one request: set it in model.json's structured_outputs_config."
                 )
         else:
-            raise ValueError(f"has no key {_shown(kind)}: give one of {', '.join(CONSTRAINTS)}.")
+            raise ValueError(f"has no key {shown(kind)}: give one of {', '.join(CONSTRAINTS)}.")
     if len(constraint) != 1:
         given = f"not {' and '.join(constraint)}" if constraint else "none is given"
         raise ValueError(f"must hold exactly one of {', '.join(CONSTRAINTS)}: {given}.")
@@ -282,18 +284,18 @@ def _constraint_value(kind: str, item: Any) -> Any:
             return json.dumps(item)
         if isinstance(item, dict) or (isinstance(item, str) and item.strip()):
             return item
-        raise ValueError(f"json must be a JSON schema, not {_shown(item)}.")
+        raise ValueError(f"json must be a JSON schema, not {shown(item)}.")
     if kind == "json_object":
         if item is True:
             return True
         raise ValueError("json_object must be true; leave structured_outputs out for free text.")
     if kind == "choice":
         if not isinstance(item, list) or not item or not all(isinstance(choice, str) for choice in item):
-            raise ValueError(f"choice must be a list of at least one string, not {_shown(item)}.")
+            raise ValueError(f"choice must be a list of at least one string, not {shown(item)}.")
         return item
     # An empty regex is a constraint (the empty answer); an empty grammar or tag is none.
     if not isinstance(item, str) or (kind != "regex" and not item.strip()):
-        raise ValueError(f"{kind} must be a text that is not empty, not {_shown(item)}.")
+        raise ValueError(f"{kind} must be a text that is not empty, not {shown(item)}.")
     return item
 
 
@@ -329,6 +331,7 @@ _KEYS: dict[str, _Reader] = {
     "thinking_token_budget": _integer(-1),
     "repetition_detection": _repetition_detection,
     "extra_args": _extra_args,
-    "prompt_logprobs": _not_supported(": no output carries them"),
-    "lora_name": _not_supported(" yet"),
+    "prompt_logprobs": _integer(-1),
+    "watermarking": _flag,
+    "lora_name": _not_supported_yet,
 }

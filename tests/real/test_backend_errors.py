@@ -56,9 +56,39 @@ STRUCTURED = "sampling_parameters.structured_outputs"
         (parameters(allowed_token_ids=[9999]), "sampling_parameters.allowed_token_ids", "allowed_token_ids contains"),
         (parameters(thinking_token_budget=5), "sampling_parameters.thinking_token_budget", "thinking_token_budget is"),
         (
-            parameters(logprobs=3, logprob_token_ids=[1]),
+            parameters(logprob_token_ids=[1]),
             "sampling_parameters.logprob_token_ids",
-            "When both logprobs and logprob_token_ids are set",
+            "not supported by vLLM's V1 model runner, where it spoils the logprobs of other requests",
+        ),
+        ({"text_input": "a", "priority": -1}, "priority", "must be 0 or absent, since the engine schedules by fcfs"),
+        (
+            {"text_input": "a", "truncate_prompt_tokens": 0},
+            "truncate_prompt_tokens",
+            "must be at least 1, or -1, not 0.",
+        ),
+        (
+            {"text_input": "a", "truncate_prompt_tokens": 4097},
+            "truncate_prompt_tokens",
+            "truncate_prompt_tokens=4097 cannot be greater than max_total_tokens = 4096.",
+        ),
+        ({"text_input": "a", "truncation_side": "left"}, "truncation_side", "must be absent, since "),
+        ({"text_input": "a", "cache_salt": "a/b"}, "cache_salt", "must be 1 to 128 characters, without "),
+        ({"text_input": "a", "session_id": ""}, "session_id", "must be 1 to 1024 characters."),
+        (parameters(prompt_logprobs=1), "sampling_parameters.prompt_logprobs", "needs return_prompt_logprobs, "),
+        (
+            parameters(prompt_logprobs=21) | {"return_prompt_logprobs": True},
+            "sampling_parameters.prompt_logprobs",
+            "Requested prompt logprobs of 21",
+        ),
+        (
+            parameters(prompt_logprobs=1, skip_reading_prefix_cache=False) | {"return_prompt_logprobs": True},
+            "sampling_parameters.skip_reading_prefix_cache",
+            "must be true or absent, since prompt_logprobs is given.",
+        ),
+        (
+            parameters(watermarking=True),
+            "sampling_parameters.watermarking",
+            "the engine has no watermark for this request",
         ),
         (
             parameters(repetition_detection={"max_pattern_size": 2}),

@@ -7,7 +7,7 @@ import pytest
 
 from vllm_backend import contract
 from vllm_backend.contract import InvalidArgument
-from vllm_backend.request import Inputs, parse_request
+from vllm_backend.request import Inputs, Truncation, parse_request
 
 
 def tensors(**values: Any) -> Inputs:
@@ -39,6 +39,8 @@ def test_the_least_request() -> None:
     assert not request.send_admission
     assert request.outputs == frozenset()
     assert request.sampling == {}
+    assert request.priority == 0
+    assert (request.truncation, request.cache_salt, request.session_id) == (None, None, None)
 
 
 def test_a_streamed_request_with_everything() -> None:
@@ -49,7 +51,12 @@ def test_a_streamed_request_with_everything() -> None:
             exclude_input_in_output=True,
             send_admission=True,
             add_special_tokens=False,
-            sampling_parameters='{"logprobs": 2}',
+            priority=-5,
+            truncate_prompt_tokens=7,
+            truncation_side="left",
+            cache_salt="Sälz",
+            session_id="one",
+            sampling_parameters='{"logprobs": 2, "prompt_logprobs": 0}',
             **dict.fromkeys(contract.RETURN_FLAGS, True),
         )
     )
@@ -59,7 +66,10 @@ def test_a_streamed_request_with_everything() -> None:
     assert not request.add_special_tokens
     assert request.outputs == {output.name for output in contract.OUTPUTS} - {"text_output"}
     assert request.token_logprobs
-    assert request.sampling == {"logprobs": 2}
+    assert request.sampling == {"logprobs": 2, "prompt_logprobs": 0}
+    assert request.priority == -5
+    assert request.truncation == Truncation(7, "left")
+    assert (request.cache_salt, request.session_id) == ("Sälz", "one")
 
 
 @pytest.mark.parametrize(("stream", "exclude", "prepend"), [(False, False, True), (False, True, False)])
@@ -114,6 +124,33 @@ def test_the_sum_of_logprobs_makes_the_engine_compute_them() -> None:
         ({"text_input": "a", "image": "x"}, "image: not supported yet."),
         ({"embedding_request": "{}"}, "embedding_request: not supported yet."),
         ({"text_input": "a", "stream": [True, False]}, "stream: must hold exactly one value, not 2."),
+        ({"text_input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens: must be at least 1, or -1, not 0."),
+        (
+            {"text_input": "a", "truncate_prompt_tokens": -2},
+            "truncate_prompt_tokens: must be at least 1, or -1, not -2.",
+        ),
+        (
+            {"text_input": "a", "truncation_side": "left"},
+            "truncation_side: must be absent, since truncate_prompt_tokens is.",
+        ),
+        (
+            {"text_input": "a", "truncate_prompt_tokens": 5, "truncation_side": "middle"},
+            'truncation_side: must be left or right, not "middle".',
+        ),
+        *(
+            (
+                {"text_input": "a", "cache_salt": salt},
+                "cache_salt: must be 1 to 128 characters, without '@', '/', '\\' and NUL.",
+            )
+            for salt in ("", "x" * 129, "a@b", "a/b", "a\\b", "a\0b")
+        ),
+        ({"text_input": "a", "session_id": ""}, "session_id: must be 1 to 1024 characters."),
+        ({"text_input": "a", "session_id": "x" * 1025}, "session_id: must be 1 to 1024 characters."),
+        ({"text_input": "a", "priority": [1, 2]}, "priority: must hold exactly one value, not 2."),
+        (
+            {"text_input": "a", "sampling_parameters": '{"prompt_logprobs": 0}'},
+            "sampling_parameters.prompt_logprobs: needs return_prompt_logprobs, which is absent or false.",
+        ),
         ({"text_input": "a", "sampling_parameters": "[]"}, "sampling_parameters: must be a JSON object, not []."),
     ],
 )
@@ -130,10 +167,14 @@ def test_an_input_that_is_declared_is_read() -> None:
         "exclude_input_in_output": True,
         "send_admission": True,
         "add_special_tokens": False,
+        "priority": 1,
+        "truncate_prompt_tokens": -1,
+        "cache_salt": "x",
+        "session_id": "x",
         **dict.fromkeys(contract.RETURN_FLAGS, True),
     }
     for tensor in contract.INPUTS:
         if tensor.name in changed:
             assert parse_request(tensors(text_input="a", **{tensor.name: changed[tensor.name]})) != plain
         else:
-            assert tensor.name in {"text_input", "input_ids", *contract.NOT_YET_SUPPORTED}
+            assert tensor.name in {"text_input", "input_ids", "truncation_side", *contract.NOT_YET_SUPPORTED}
