@@ -1,0 +1,163 @@
+"""Settings: precedence, and one sentence for everything that is wrong."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from metrics_proxy.settings import PolicySettings, Settings, SettingsError, SourceSettings, load, parser
+from tests.support.metrics import ROOT
+
+PAGE = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+
+
+def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "proxy.yaml"
+    file.write_text("port: 1001\nhost: 0.0.0.1\nmax_samples: 5\nsources: [{kind: directory, path: /a}]\n")
+    monkeypatch.setenv("METRICS_PROXY_PORT", "1002")
+    monkeypatch.setenv("METRICS_PROXY_HOST", "0.0.0.2")
+    settings = load(["--config", str(file), "--port", "1003"])
+    assert (settings.port, settings.host, settings.max_samples) == (1003, "0.0.0.2", 5)
+    assert settings.source_names == ["directory"]
+    monkeypatch.setenv("METRICS_PROXY_SOURCES", "triton=http://b:1/metrics")
+    assert load(["--config", str(file)]).sources[0].url == "http://b:1/metrics"
+    assert load(["--source", "exporter=http://c/x"]).source_names == ["exporter"]
+
+
+def test_sources_in_every_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = '{"kind": "exporter", "url": "http://[::1]:9/m?x[]=1", "name": "gpu", "labels": {"pod": "p"}}'
+    forms = ("triton=http://a:8002/metrics", "directory=/d", "directory=/e", gpu)
+    settings = load([argument for form in forms for argument in ("--source", form)])
+    assert settings.source_names == ["triton", "directory", "directory-2", "gpu"]
+    assert settings.sources[3].labels == {"pod": "p"}
+    monkeypatch.setenv("METRICS_PROXY_SOURCES", '[{"kind": "directory", "path": "/d", "same_series": "label"}]')
+    assert load([]).sources[0].same_series == "label"
+    file = tmp_path / "proxy.yaml"
+    file.write_text(
+        "sources:\n- {kind: triton, url: 'http://a/metrics', name: t}\npolicies:\n  'vllm:a': {rename: {t: 'b:a'}}\n"
+    )
+    monkeypatch.delenv("METRICS_PROXY_SOURCES")
+    assert load(["--config", str(file)]).policies["vllm:a"].rename == {"t": "b:a"}
+    assert load([]).sources[0].url == "http://127.0.0.1:8002/metrics"
+
+
+def sentence(*arguments: str) -> str:
+    with pytest.raises(SettingsError) as caught:
+        load(arguments)
+    text = str(caught.value)
+    assert text.isprintable()
+    assert len(text) < 1000
+    assert text.endswith(".")
+    return text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--port", "x"], "'port' (--port)"),
+        (["--prot", "1"], "--prot"),
+        (["--source-timeout", "inf"], "'source_timeout' (--source-timeout)"),
+        (["--source-timeout", "0"], "'source_timeout' (--source-timeout)"),
+        (["--compact-after", "-1"], "'compact_after' (--compact-after)"),
+        (["--host", "a b"], "'host' (--host)"),
+        (["--source", "x"], "'sources' (--source) is wrong: 'x' is neither KIND=ADDRESS nor a JSON object"),
+        (["--source", "{"], "'sources' (--source) is wrong: it is not valid JSON"),
+        (["--source", "node=http://a/metrics"], "'sources[0].kind' (--source)"),
+        (["--source", "triton="], "'sources[0].url' (--source)"),
+        (["--source", "triton=http://a:8002"], "is not the URL of a page such as http://127.0.0.1:8002/metrics"),
+        (["--source", "triton=http://u:secret@a/metrics"], "must not hold user:password@"),
+        (["--source", "triton=http://a:0/metrics"], "between 1 and 65535"),
+        (["--source", "triton=ftp://a/metrics"], "is not the URL"),
+        (["--source", "directory="], "'sources[0].path' (--source)"),
+        (["--source", '{"kind":"directory","url":"http://a/m"}'], "a source of the kind directory needs a path"),
+        (["--source", '{"kind":"triton","url":"http://a/m","path":"/a"}'], "has no path"),
+        (["--source", '{"kind":"triton","url":"http://a/m","same_series":"sum"}'], "are for directories"),
+        (["--source", '{"kind":"directory","path":"/a","x":1}'], "'sources[0].x' (--source) is wrong: it does not"),
+        (["--source", '{"kind":"directory","path":"/a","labels":{"le":"1"}}'], "cannot be a label"),
+        (["--source", '{"kind":"directory","path":"/a","labels":{"a":1}}'], "'sources[0].labels.a' (--source)"),
+        (["--source", '{"kind":"directory","path":"/a","name":"a b"}'], "is no name of a source"),
+        (
+            ["--source", '{"kind":"triton","url":"http://a/m","name":"a"}'] * 2,
+            "contradict each other: two sources are called 'a'; give each a name",
+        ),
+        (["--policies", "x"], "'policies' (--policies) is wrong: it is not valid JSON"),
+        (["--policies", '{"a":{"prefer":"x"}}'], "names the source 'x', which does not exist"),
+        (["--policies", '{"a":{"rename":{"triton":"b c"}}}'], "is no name of a metric"),
+        (["--config", ""], "'config'"),
+        (["--config", "nowhere.yaml"], "nowhere.yaml cannot be read"),
+    ],
+)
+def test_a_wrong_flag_is_one_sentence_that_names_it(arguments: list[str], message: str) -> None:
+    text = sentence(*arguments)
+    assert message in text
+    assert "secret" not in text
+
+
+@pytest.mark.parametrize(
+    ("yaml", "message"),
+    [
+        ("prot: 1", "'prot' (FILE) does not exist"),
+        ("[1]", "FILE must hold a YAML mapping"),
+        ("a: [", "FILE is not valid YAML: line 1"),
+        ("port: 1\nport: 2", "line 2: the key 'port' stands there twice"),
+        ("1: 2", "line 1: a key must be text"),
+        (b"host: \xff", "FILE cannot be read: it is not UTF-8 text"),
+        ("[ " * 5000, "FILE is nested too deeply"),
+        ("port: '1'", "'port' (FILE)"),
+        ("sources: []", "'sources' (FILE)"),
+        ("sources: [1]", "'sources[0]' (FILE) is wrong: it must be a mapping"),
+        ("sources: [{kind: triton}]", "a source of the kind triton needs a url"),
+        ("policies: {a: {prefer: 1}}", "'policies.a.prefer' (FILE)"),
+        ("fail_when_down: 1", "'fail_when_down' (FILE)"),
+    ],
+)
+def test_a_wrong_file_is_one_sentence_that_names_it(yaml: str | bytes, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "proxy.yaml"
+    file.write_bytes(yaml if isinstance(yaml, bytes) else yaml.encode())
+    assert message.replace("FILE", str(file)) in sentence("--config", str(file))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("METRICS_PROXY_PORT", "tcp://10.0.0.1:9401", "Kubernetes injects for a Service named 'metrics-proxy'"),
+        ("METRICS_PROXY_SOURCES", "", "'sources' (METRICS_PROXY_SOURCES)"),
+        ("METRICS_PROXY_SOURCES", "[1]", "'sources[0]' (METRICS_PROXY_SOURCES)"),
+        ("METRICS_PROXY_TYPO", "1", "METRICS_PROXY_TYPO"),
+        ("metrics_proxy_port", "1", "METRICS_PROXY_PORT"),
+    ],
+)
+def test_a_wrong_variable_is_one_sentence_that_names_it(
+    name: str, value: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert message in sentence()
+
+
+@pytest.mark.parametrize("arguments", [["--host", ""], ["--source", "x"], ["--config", "/"], ["--port", "70000"]])
+def test_the_process_ends_with_the_sentence_and_code_2(arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "metrics_proxy", *arguments]
+    ended = subprocess.run(command, env=os.environ, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("metrics_proxy: ")
+
+
+def test_every_setting_is_a_flag_with_a_help_text() -> None:
+    text = " ".join(parser().format_help().split())
+    for name, field in Settings.model_fields.items():
+        flag = "source" if name == "sources" else name.replace("_", "-")
+        assert f"--{flag}" in text
+        assert field.description
+
+
+def test_every_setting_is_documented_with_its_default() -> None:
+    for name, field in Settings.model_fields.items():
+        row = next((line for line in PAGE.splitlines() if line.startswith(f"| `{name}` |")), None)
+        assert row, f"docs/metrics.md has no row for {name}"
+        if isinstance(field.default, int | float | str) and not isinstance(field.default, bool):
+            assert f"| {field.default} |" in row
+    for name in (*SourceSettings.model_fields, *PolicySettings.model_fields):
+        assert f"`{name}`" in PAGE
