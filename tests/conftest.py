@@ -1,12 +1,18 @@
-"""What holds for every test: in CI a skip is a failure, unless the test is marked `gpu`.
+"""What holds for every test: in CI a skip is a failure, unless the test is marked `gpu`; no example of Hypothesis has a
+time limit.
 
-A skipped test proves nothing, and in CI nobody reads why it was skipped.
+A skipped test proves nothing, and in CI nobody reads why it was skipped. How long an example takes says something
+about the machine, not about the code.
 """
 
 import os
 from collections.abc import Generator
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
 

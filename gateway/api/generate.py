@@ -288,17 +288,20 @@ class GenerateRoute(Generic[_Request]):
         try:
             while news := await job.generations.next():
                 out = []
-                for number, deltas in news:
-                    answer = job.answers[number]
-                    if deltas is None:
-                        out.append(writer.finish(answer, self._reason(job, answer)))
-                        continue
-                    for delta in deltas:
-                        answer.add(delta)
-                        out.append(writer.delta(answer, delta.text, delta.outputs))
-                    self._saw_text(job, answer, started)
-                if data := b"".join(out):
-                    await sink.write(data)
+                try:
+                    for number, deltas in news:
+                        answer = job.answers[number]
+                        if deltas is None:
+                            out.append(writer.finish(answer, self._reason(job, answer)))
+                            continue
+                        for delta in deltas:
+                            answer.add(delta)
+                            out.append(writer.delta(answer, delta.text, delta.outputs))
+                        self._saw_text(job, answer, started)
+                finally:
+                    # Also what came before an end that is no proper one.
+                    if data := b"".join(out):
+                        await sink.write(data)
             await sink.write(writer.end(usage(job.answers)))
         except ApiError as error:
             await sink.write(sse.error_event(error))

@@ -1,6 +1,7 @@
 """Any cut of the upstream's bytes gives the same client bytes: the whole endpoint, without a network.
 
 A fake transport hands the scripted bytes to the real connection in pieces; everything behind it is the gateway's own.
+With several choices, which come in any order, the same holds for what the client gets of each.
 """
 
 import asyncio
@@ -11,10 +12,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.api.chat import Chat
+from gateway.api.completions import Completions
 from gateway.api.generate import GenerateRoute
 from gateway.api.in_flight import InFlight
 from gateway.checker import Checker
@@ -79,14 +81,17 @@ class ScriptedTransport(asyncio.Transport):
 
 
 class ScriptedConnections(Connections):
-    def __init__(self, pieces: list[bytes]) -> None:
+    """`upstreams` holds the pieces of one connection each."""
+
+    def __init__(self, upstreams: list[list[bytes]]) -> None:
         super().__init__("http://scripted:1", 1)
-        self._transport = ScriptedTransport(pieces)
+        self._transports = [ScriptedTransport(pieces) for pieces in upstreams]
 
     async def connect(self) -> _Connection:
         connection = _Connection(self.forget)
-        self._transport.protocol = connection
-        connection.connection_made(self._transport)
+        transport = self._transports.pop(0)
+        transport.protocol = connection
+        connection.connection_made(transport)
         return connection
 
 
@@ -105,13 +110,24 @@ MODEL = ServedModel(
 )
 
 
-async def answer(raw: bytes, cuts: Iterable[int], *, stream: bool) -> tuple[int, bytes]:
-    """Status and body, with the answer's identity taken out."""
+SETTINGS = Settings()
+ROUTES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "chat": (Chat, {"messages": [{"role": "user", "content": "q"}]}),
+    "completions": (Completions, {"prompt": "q"}),
+}
+
+
+def cut(raw: bytes, cuts: Iterable[int]) -> list[bytes]:
     places = [0, *sorted(c % (len(raw) + 1) for c in cuts), len(raw)]
-    pieces = [raw[a:b] for a, b in itertools.pairwise(places) if b > a]
-    instance = Instance("i", ScriptedConnections(pieces), {"m": ModelContract(Backend.OURS, frozenset())})
-    endpoint = GenerateRoute(Chat(), Settings(), {"m": MODEL}, [instance], Checker(), InFlight(10, [MODEL]))
-    request = {"model": "m", "messages": [{"role": "user", "content": "q"}], "stream": stream}
+    return [raw[a:b] for a, b in itertools.pairwise(places) if b > a]
+
+
+async def answer(route: str, upstreams: list[list[bytes]], *, stream: bool) -> tuple[int, bytes]:
+    """Status and body, with the answer's identity taken out. `upstreams` are the pieces of each choice's upstream."""
+    instance = Instance("i", ScriptedConnections(upstreams), {"m": ModelContract(Backend.OURS, frozenset())})
+    dialect, fields = ROUTES[route]
+    endpoint = GenerateRoute(dialect(), SETTINGS, {"m": MODEL}, [instance], Checker(), InFlight(10, [MODEL]))
+    request = {"model": "m", "stream": stream, "n": len(upstreams), **fields}
     if stream:
         request["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
     received = [{"type": "http.request", "body": json.dumps(request).encode(), "more_body": False}]
@@ -129,40 +145,105 @@ async def answer(raw: bytes, cuts: Iterable[int], *, stream: bool) -> tuple[int,
     return sent[0]["status"], re.sub(rb'"id":"[^"]*","object":"([^"]*)","created":\d+', rb'"object":"\1"', body)
 
 
+def chunks_of(body: bytes) -> list[dict[str, Any]]:
+    *events, done, rest = body.decode().split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+@pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize(
     "events",
     [GOOD, FAILING, UNFINISHED, NONSENSE, REFUSED],
     ids=["good", "failing", "unfinished", "nonsense", "refused"],
 )
-def test_any_cut_gives_the_same_client_bytes(events: list[bytes], stream: bool) -> None:
-    expected = asyncio.run(answer(response(events, []), [], stream=stream))
+def test_any_cut_gives_the_same_client_bytes(events: list[bytes], stream: bool, route: str) -> None:
+    expected = asyncio.run(answer(route, [[response(events, [])]], stream=stream))
 
     @given(st.lists(st.integers(0, 10_000), max_size=10), st.lists(st.integers(0, 10_000), max_size=20))
     def check(chunk_cuts: list[int], cuts: list[int]) -> None:
-        assert asyncio.run(answer(response(events, chunk_cuts), cuts, stream=stream)) == expected
+        pieces = cut(response(events, chunk_cuts), cuts)
+        assert asyncio.run(answer(route, [pieces], stream=stream)) == expected
 
     check()
     raw = response(events, [])
-    assert asyncio.run(answer(raw, range(len(raw)), stream=stream)) == expected
+    assert asyncio.run(answer(route, [cut(raw, range(len(raw)))], stream=stream)) == expected
+
+
+OTHER = [
+    ADMISSION,
+    event(text_output="Lon"),
+    event(text_output="don\u2028"),
+    event(text_output=""),
+    event(text_output="?", finish_reason="length"),
+]
+NUMBERS = st.lists(st.integers(0, 10_000), max_size=12)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("second", [OTHER, FAILING, UNFINISHED, NONSENSE], ids=["good", "failing", "unfinished", "odd"])
+def test_any_cut_gives_each_choice_the_same(second: list[bytes], stream: bool, route: str) -> None:
+    @settings(max_examples=50)
+    @given(NUMBERS, NUMBERS)
+    def check(first_cuts: list[int], second_cuts: list[int]) -> None:
+        upstreams = [cut(response(GOOD, []), first_cuts), cut(response(second, []), second_cuts)]
+        status, body = asyncio.run(answer(route, upstreams, stream=stream))
+        if stream:
+            assert status == 200
+            check_stream(chunks_of(body), second)
+            return
+        assert status == (200 if second is OTHER else 503 if second is UNFINISHED else 500)
+        if second is OTHER:
+            choices = json.loads(body)["choices"]
+            texts = [choice["text"] if route == "completions" else choice["message"]["content"] for choice in choices]
+            assert texts == ["Paris 日本 🎉\n\ndata: x!", "London\u2028?"]
+        else:
+            assert json.loads(body)["error"]["message"].startswith("Choice 1: ")
+
+    check()
+
+
+def check_stream(chunks: list[dict[str, Any]], second: list[bytes]) -> None:
+    texts: list[list[str]] = [[], []]
+    reasons: list[list[str]] = [[], []]
+    for chunk in chunks:
+        for choice in chunk.get("choices", ()):
+            texts[choice["index"]].append(choice.get("text") or choice.get("delta", {}).get("content") or "")
+            if choice["finish_reason"] is not None:
+                reasons[choice["index"]].append(choice["finish_reason"])
+    of_first, of_second = "".join(texts[0]), "".join(texts[1])
+    if second is OTHER:
+        assert (of_first, of_second) == ("Paris 日本 🎉\n\ndata: x!", "London\u2028?")
+        assert reasons == [["stop"], ["length"]]
+        assert chunks[-1]["usage"] == {"prompt_tokens": 3, "completion_tokens": 7 + 4, "total_tokens": 14}
+        return
+    # All that the failing choice said, and the beginning of what the other did; then the error, and nothing more.
+    assert of_second == ("Pa" if second is NONSENSE else "Paris 日本 🎉\n\ndata: x")
+    assert "Paris 日本 🎉\n\ndata: x!".startswith(of_first)
+    assert reasons[1] == []
+    assert ["error" in chunk for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    assert chunks[-1]["error"]["message"].startswith("Choice 1: ")
 
 
 def test_what_the_client_gets() -> None:
-    status, body = asyncio.run(answer(response(GOOD, []), [], stream=True))
+    def got(events: list[bytes], *, stream: bool) -> tuple[int, bytes]:
+        return asyncio.run(answer("chat", [[response(events, [])]], stream=stream))
+
+    status, body = got(GOOD, stream=True)
     assert status == 200
-    chunks = [json.loads(line[6:]) for line in body.decode().split("\n\n")[:-2]]
+    chunks = chunks_of(body)
     texts = [c["choices"][0]["delta"].get("content") for c in chunks if c["choices"]]
     assert texts == ["", "Pa", "ris 日本 🎉\n\ndata: x", "!", None]
     assert chunks[-1]["usage"] == {"prompt_tokens": 3, "completion_tokens": 7, "total_tokens": 10}
-    assert body.endswith(b"data: [DONE]\n\n")
 
     for broken in (FAILING, UNFINISHED, NONSENSE):
-        status, body = asyncio.run(answer(response(broken, []), [], stream=True))
+        status, body = got(broken, stream=True)
         assert status == 200
-        assert b'{"error":' in body
-        assert body.endswith(b"data: [DONE]\n\n")
-        status, body = asyncio.run(answer(response(broken, []), [], stream=False))
+        assert "error" in chunks_of(body)[-1]
+        status, body = got(broken, stream=False)
         assert status in (500, 503)
         assert b"Pa" not in body
 
-    assert asyncio.run(answer(response(REFUSED, []), [], stream=True))[0] == 400
+    assert got(REFUSED, stream=True)[0] == 400
