@@ -7,8 +7,7 @@ decoded_token}}`, the sampled token's key first, whatever its rank. A position t
 
 import codecs
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 Position = Mapping[str, Mapping[str, Any]] | None
 TokenBytes = Callable[[int], bytes | None] | None
@@ -19,8 +18,7 @@ _LOWEST = -9999.0
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Token:
+class _Token(NamedTuple):
     """One candidate at one position: `text` is what the client reads, `data` the bytes, `None` where they are not
     known; `shown` what it adds to the answer as far as that is known. `rank` counts from 1."""
 
