@@ -56,6 +56,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
         ("--triton-http-port", Ports.triton_http, "Triton's HTTP, or the mock engine"),
         ("--triton-grpc-port", Ports.triton_grpc, "Triton's gRPC"),
         ("--triton-metrics-port", Ports.triton_metrics, "Triton's metrics"),
+        ("--metrics-port", Ports.metrics_proxy, "the metrics proxy"),
     ):
         start.add_argument(flag, type=_port, default=default, metavar="N", help=f"port of {what} (default: {default})")
 
@@ -95,6 +96,7 @@ def _run(arguments: argparse.Namespace, rest: list[str]) -> int:
                 arguments.triton_http_port,
                 arguments.triton_grpc_port,
                 arguments.triton_metrics_port,
+                arguments.metrics_port,
             )
             return up.up(_engine(arguments.engine), ports, arguments.config)
         case "test":

@@ -66,6 +66,7 @@ _FLAGS = {
     "triton_http": "--triton-http-port",
     "triton_grpc": "--triton-grpc-port",
     "triton_metrics": "--triton-metrics-port",
+    "metrics_proxy": "--metrics-port",
 }
 
 

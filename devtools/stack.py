@@ -12,7 +12,7 @@ import socket
 import time
 import urllib.request
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -57,16 +57,17 @@ class Ports:
     triton_http: int = 8000
     triton_grpc: int = 8001
     triton_metrics: int = 8002
+    metrics_proxy: int = 9401
 
     @classmethod
     def free(cls) -> Self:
-        """Four ports that nothing listens on now.
+        """Ports that nothing listens on now.
 
         From below the range that the kernel takes ports of outgoing connections from: a part may bind its port only
         when the models are loaded.
         """
         found: list[int] = []
-        while len(found) < 4:
+        while len(found) < len(fields(cls)):
             port = random.randrange(20000, 32000)
             if port not in found and is_free(port):
                 found.append(port)
@@ -79,11 +80,13 @@ class StackConfig:
 
     `engine` is `triton` (a real tritonserver with vLLM), `mock` (bench.mock_engine), or the URL of a Triton that runs.
     `models` are deployments of model_repository/, each with the engine arguments that replace those of its model.json.
+    `metrics_proxy` is for `triton`: the metrics of Triton, vLLM and, if there is one, the gateway on one page.
     """
 
     engine: str = "triton"
     models: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {models.TINY: {}})
     gateway: bool = True
+    metrics_proxy: bool = False
     gateway_arguments: tuple[str, ...] = ()
     engine_arguments: tuple[str, ...] = ()
     engine_environment: Mapping[str, str] = field(default_factory=dict)
@@ -107,6 +110,16 @@ class Stack:
         return f"http://{HOST}:{self.config.ports.gateway}"
 
     @property
+    def metrics_url(self) -> str:
+        """The base URL of the metrics proxy."""
+        return f"http://{HOST}:{self.config.ports.metrics_proxy}"
+
+    @property
+    def metrics_directory(self) -> Path:
+        """Where vLLM writes its metrics."""
+        return self.state / "metrics"
+
+    @property
     def triton_url(self) -> str:
         """The base URL of the engine's Triton HTTP port."""
         if self.config.engine in ("triton", "mock"):
@@ -114,7 +127,7 @@ class Stack:
         return self.config.engine
 
     def service(self, name: str) -> Service:
-        """`triton`, `mock` or `gateway`, as started last."""
+        """`triton`, `mock`, `gateway` or `metrics_proxy`, as started last."""
         return next(service for service in reversed(self.services) if service.name == name)
 
     def start(self, say: Say = lambda _: None) -> None:
@@ -130,6 +143,8 @@ class Stack:
                 self._start_triton(say)
             if self.config.gateway:
                 self._start_gateway(say)
+            if self.config.metrics_proxy:
+                self._start_metrics_proxy(say)
         except BaseException:
             self.kill()
             raise
@@ -194,7 +209,7 @@ class Stack:
             f"--backend-config=python,stub-timeout-seconds={_LOAD_SECONDS}",
             *self.config.engine_arguments,
         ]
-        metrics = self.state / "metrics"
+        metrics = self.metrics_directory
         for attempt in range(_ATTEMPTS):
             metrics.mkdir()
             self._launch(
@@ -227,6 +242,16 @@ class Stack:
         command += self.config.gateway_arguments
         self._launch("gateway", [self._python, *command], env=_services_env(), cwd=ROOT)
         self._await("gateway", f"{self.url}/health/ready", 60, say)
+
+    def _start_metrics_proxy(self, say: Say) -> None:
+        ports = self.config.ports
+        sources = [f"triton=http://{HOST}:{ports.triton_metrics}/metrics", f"directory={self.metrics_directory}"]
+        if self.config.gateway:
+            sources.append(f"exporter={self.url}/metrics")
+        command = ["-m", "metrics_proxy", "--host", HOST, "--port", str(ports.metrics_proxy)]
+        command += [argument for source in sources for argument in ("--source", source)]
+        self._launch("metrics_proxy", [self._python, *command], env=_services_env(), cwd=ROOT)
+        self._await("metrics_proxy", f"{self.metrics_url}/health/ready", 60, say)
 
     def _launch(self, name: str, command: list[str | Path], **options: Any) -> None:
         self.services.append(Service(name, command, self.state / "logs" / f"{name}.log", **options))

@@ -51,7 +51,7 @@ def up(engine: str, ports: Ports, gateway_config: Path | None) -> int:
         preconditions.check_engine_platform()
         engine_python()
         preconditions.check_memory()
-        used = ("gateway", "triton_http", "triton_grpc", "triton_metrics")
+        used = ("gateway", "triton_http", "triton_grpc", "triton_metrics", "metrics_proxy")
     elif engine == "mock":
         used = ("gateway", "triton_http")
     else:
@@ -65,6 +65,7 @@ def up(engine: str, ports: Ports, gateway_config: Path | None) -> int:
             # The gateway itself runs in the checkout.
             *(("--config", str(gateway_config.resolve())) if gateway_config else ()),
         ),
+        metrics_proxy=real,
         ports=ports,
     )
     guard.become_subreaper()
@@ -77,7 +78,7 @@ def up(engine: str, ports: Ports, gateway_config: Path | None) -> int:
             stack.prepare()
             with step(f"Starting the stack (logs in {_short(stack.state / 'logs')})") as say:
                 stack.start(say)
-            _show_commands(stack.url)
+            _show_commands(stack.url, stack.metrics_url if real else None)
             _watch(stack)
         except Stopped:
             note(_STOPPING if stack is not None and stack.services else "\nStopping …")
@@ -120,7 +121,7 @@ def _second_signal_kills(stack: Stack | None) -> None:
         signal.signal(number, kill)
 
 
-def _show_commands(url: str) -> None:
+def _show_commands(url: str, metrics_url: str | None) -> None:
     with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as response:
         model = json.load(response)["data"][0]["id"]
     question = {"role": "user", "content": "What is the capital of France?"}
@@ -131,7 +132,8 @@ def _show_commands(url: str) -> None:
         "max_tokens": 100,
         "response_format": {"type": "json_schema", "json_schema": {"name": "capital", "schema": _SCHEMA}},
     }
-    note(f"\nReady: {url}/v1 (documentation: {url}/docs). Ctrl-C stops everything. Paste one of these:\n")
+    metrics = f", metrics: {metrics_url}" if metrics_url else ""
+    note(f"\nReady: {url}/v1 (documentation: {url}/docs{metrics}). Ctrl-C stops everything. Paste one of these:\n")
     for title, options, body in (
         ("a chat", "-sw '\\n'", plain),
         ("a streamed chat", "-sN", streamed),

@@ -1,6 +1,7 @@
 """The main job as a newcomer does it: `./dev up`, then the printed commands, then Ctrl-C."""
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -27,7 +28,11 @@ def test_the_printed_commands_work_and_ctrl_c_leaves_nothing() -> None:
         assert capital.keys() == {"city", "country"}
         assert all(isinstance(value, str) and len(value) <= 40 for value in capital.values())
 
+        metrics = re.search(r"metrics: (http://\S+)\)", up.text)
+        assert metrics
+        assert "\nvllm:kv_cache_usage_perc{" in _paste(f"curl -s {metrics[1]}/metrics")
+
         pids = up.pids()
-        assert len(pids) >= 6  # Two guards, the gateway, tritonserver, its stub, the engine.
+        assert len(pids) >= 8  # Three guards, the gateway, the metrics proxy, tritonserver, its stub, the engine.
         assert up.end() == 0, up.text
         assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]

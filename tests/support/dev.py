@@ -48,6 +48,7 @@ def up_flags(ports: Ports) -> list[str]:
         *("--triton-http-port", str(ports.triton_http)),
         *("--triton-grpc-port", str(ports.triton_grpc)),
         *("--triton-metrics-port", str(ports.triton_metrics)),
+        *("--metrics-port", str(ports.metrics_proxy)),
     ]
 
 
