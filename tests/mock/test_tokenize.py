@@ -167,7 +167,7 @@ def test_the_documents_name_both(client: httpx.Client) -> None:
 
 def test_strict_fields(engine: MockEngine, repository: Path) -> None:
     flags = ("--triton", engine.url, "--model-repository", str(repository), "--strict-fields")
-    with running_gateway(*flags) as strict, httpx.Client(base_url=strict.url) as client:
+    with running_gateway(*flags) as strict, httpx.Client(base_url=strict.url, timeout=60) as client:
         assert error(client, "/tokenize", {"model": MODEL, "prompt": "a", "x": 1})[:2] == (400, "x")
         assert error(client, "/detokenize", {"model": MODEL, "tokens": [1], "x": 1})[:2] == (400, "x")
 
@@ -180,7 +180,7 @@ def test_a_model_without_a_tokenizer_names_the_setting(folder: bool, engine: Moc
         (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages[0].content }}"}))
         model["tokenizer"] = str(tmp_path)
     flags = ("--triton", engine.url, "--models", json.dumps([model]))
-    with running_gateway(*flags) as gateway, httpx.Client(base_url=gateway.url) as client:
+    with running_gateway(*flags) as gateway, httpx.Client(base_url=gateway.url, timeout=60) as client:
         for path, body in (("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [1]})):
             status, param, message = error(client, path, {"model": MODEL} | body)
             assert (status, param) == (400, "model")
