@@ -109,19 +109,21 @@ def asked_outputs(values: Values, outputs: tuple[Tensor, ...]) -> frozenset[str]
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """How much of a prompt is kept: its first (`right`) or last (`left`) `tokens` tokens."""
+    """How many tokens of a prompt are kept, and where the others are cut off. Without a side the tokenizer does it: on
+    the left, as vLLM sets tokenizers up, and special tokens stay."""
 
     tokens: int
-    side: Literal["left", "right"]
+    side: Literal["left", "right"] | None
 
     def of(self, ids: list[int]) -> list[int]:
-        return ids[-self.tokens :] if self.side == "left" else ids[: self.tokens]
+        return ids[: self.tokens] if self.side == "right" else ids[-self.tokens :]
 
 
 def tokenize(text: str, add_special_tokens: bool, model: Model, truncation: Truncation | None = None) -> list[int]:
     """The prompt's token ids. Raises Refusal for a prompt that does not fit, as vLLM's renderer does."""
     if truncation is not None:
-        return truncation.of(model.tokenizer.encode(text, add_special_tokens))
+        last = truncation.tokens if truncation.side is None else None
+        return truncation.of(model.tokenizer.encode(text, add_special_tokens, last))
     most = model.max_model_len
     chars = most * model.tokenizer.max_chars_per_token
     begin = f"This model's maximum context length is {most} tokens. However, your prompt contains"

@@ -1,7 +1,7 @@
 """How Triton's generate endpoints read a JSON body into input tensors, with its statuses and words. Pure.
 
 Seen on tritonserver 2.51: a key that is an input becomes a tensor, any other key a request parameter, which must be
-a scalar.
+a scalar. An INT32 input takes any integer of 64 bits, and keeps its lower 32 without a word.
 """
 
 import json
@@ -121,8 +121,10 @@ def _tensor(tensor: Tensor, value: Any) -> list[Any]:
     if tensor.dims == (-1,) and isinstance(value, list) and len(flat) != len(value):
         raise TritonError(500, "Unable to parse 'data': Shape does not match true shape of 'data' field")
     for item in flat:
-        if type(item) is not kind.python:
+        if type(item) is not kind.python or (isinstance(item, int) and not -(2**63) <= item < 2**63):
             raise TritonError(500, kind.refusal)
+    if tensor.data_type == "INT32":
+        return [(item + 2**31) % 2**32 - 2**31 for item in flat]
     return flat
 
 

@@ -143,8 +143,7 @@ def _truncation(values: Values, model: Model) -> Truncation | None:
             f"truncate_prompt_tokens={tokens} cannot be greater than max_total_tokens = {model.max_model_len}. "
             "Please request a smaller truncation size.",
         )
-    # Where none is given vLLM takes the tokenizer's own, which is hardly ever the left one.
-    return Truncation(model.max_model_len - 1 if tokens == -1 else tokens, side or "right")
+    return Truncation(model.max_model_len - 1 if tokens == -1 else tokens, side)
 
 
 def _sampling_params(text: str) -> SamplingParams:

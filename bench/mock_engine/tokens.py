@@ -29,7 +29,8 @@ class PromptTokenizer(Protocol):
     max_chars_per_token: int
     """No token stands for more characters than this."""
 
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
+    def encode(self, text: str, add_special_tokens: bool, last: int | None = None) -> list[int]:
+        """`last`: at most so many tokens, special ones included; what is cut off is the beginning of the text."""
 
     def decode(self, ids: list[int]) -> str:
         """The text of these tokens, special ones included. U+FFFD stands for a character that is not complete."""
@@ -40,9 +41,10 @@ class PieceTokenizer:
 
     max_chars_per_token = PIECE_BYTES
 
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool, last: int | None = None) -> list[int]:
         ids = [token_id(piece) for piece in pieces(text.encode())]
-        return [BOS, *ids] if add_special_tokens else ids
+        special = [BOS] if add_special_tokens else []
+        return special + ids[_cut(len(ids), len(special), last) :]
 
     def decode(self, ids: list[int]) -> str:
         return b"".join(map(piece, ids)).decode(errors="replace")
@@ -55,13 +57,21 @@ class FileTokenizer:
         self._tokenizer: Tokenizer = Tokenizer.from_file(str(path))
         self.max_chars_per_token = max(map(len, self._tokenizer.get_vocab()), default=1)
 
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+    def encode(self, text: str, add_special_tokens: bool, last: int | None = None) -> list[int]:
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        special = self._tokenizer.num_special_tokens_to_add(False) if add_special_tokens else 0
+        encoding.truncate(len(encoding) - _cut(len(encoding), special, last), direction="left")
+        ids: list[int] = self._tokenizer.post_process(encoding, add_special_tokens=add_special_tokens).ids
         return ids
 
     def decode(self, ids: list[int]) -> str:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
         return text
+
+
+def _cut(tokens: int, special: int, last: int | None) -> int:
+    """How many of the text's tokens have to go."""
+    return 0 if last is None else max(tokens + special - last, 0)
 
 
 def pieces(data: bytes) -> list[bytes]:

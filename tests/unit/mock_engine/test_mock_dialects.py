@@ -185,6 +185,15 @@ def test_our_refusals_of_inputs(own: Client, inputs: dict[str, Any], begins: str
     assert error_of(own.stream(**inputs)).startswith(begins)
 
 
+def test_a_priority_beyond_32_bits_is_another_one(own: Client) -> None:
+    """Triton's JSON takes it so; the real server was seen to."""
+    assert own.stream(priority=2**32).status == 200
+    assert error_of(own.stream(priority=2**32 + 1)).startswith("INVALID_ARG priority: ")
+    assert json.loads(own.ask("POST", "/v2/models/m/generate", {"text_input": "a", "priority": 2**63}).body) == {
+        "error": "Unable to parse 'data': attempt to access JSON non-signed-integer as signed-integer"
+    }
+
+
 def test_a_priority_where_the_engine_schedules_by_it() -> None:
     with running_mock_engine(models=("m",), token_interval_ms=0, scheduling_policy="priority") as engine:
         assert Client(engine).stream(priority=-3).status == 200
@@ -193,16 +202,27 @@ def test_a_priority_where_the_engine_schedules_by_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "side", "kept"),
-    [(3, None, slice(3)), (3, "right", slice(3)), (3, "left", slice(-3, None)), (99, None, slice(99))],
+    ("tokens", "side", "of_text", "of_ids"),
+    [
+        (3, "right", "first", "first"),
+        (3, "left", "last", "last"),
+        # Where the tokenizer cuts by itself, it keeps its BOS.
+        (3, None, "BOS and last", "last"),
+        (99, None, "all", "all"),
+        (-1, "left", "all", "all"),
+    ],
 )
-def test_a_prompt_is_truncated(own: Client, tokens: int, side: str | None, kept: slice) -> None:
-    own.stream("One two three four.")
-    whole = own.engine.requests()[-1]["first_prompt_token_ids"]
-    for prompt in ({"text_input": "One two three four."}, {"text_input": None, "input_ids": whole}):
-        events = own.stream(**prompt, truncate_prompt_tokens=tokens, truncation_side=side).events
-        assert own.engine.requests()[-1]["first_prompt_token_ids"] == whole[kept]
-        assert events[0]["num_input_tokens"] == len(whole[kept])
+def test_a_prompt_is_truncated(own: Client, tokens: int, side: str | None, of_text: str, of_ids: str) -> None:
+    def ids_of(**inputs: Any) -> list[int]:
+        own.stream("One two three four.", **inputs)
+        ids: list[int] = own.engine.requests()[-1]["first_prompt_token_ids"]
+        return ids
+
+    ids = ids_of()
+    kept = {"last": ids[-3:], "first": ids[:3], "BOS and last": [ids[0], *ids[-2:]], "all": ids}
+    how = {"truncate_prompt_tokens": tokens, "truncation_side": side}
+    assert ids_of(**how) == kept[of_text]
+    assert ids_of(**how, text_input=None, input_ids=ids) == kept[of_ids]
 
 
 def test_a_prompt_is_truncated_so_that_one_token_fits(own: Client) -> None:
@@ -374,6 +394,8 @@ def test_models_of_a_repository(tmp_path: Path) -> None:
         assert answer.events[0]["num_input_tokens"] == 3
         assert sum(event["num_output_tokens"] for event in answer.events) == 17
         assert client.stream("hello " * 20).status == 400
+        assert client.stream("hello " * 20 + "world", truncate_prompt_tokens=3).status == 200
+        assert engine.requests()[-1]["first_prompt_token_ids"] == [1, 2, 3]
 
 
 def test_a_model_that_the_repository_lacks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
