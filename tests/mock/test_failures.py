@@ -4,8 +4,6 @@ import contextlib
 import json
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -13,7 +11,7 @@ import pytest
 
 from bench.mock_engine.running import MockEngine, running_mock_engine
 from tests.support.chat import MODEL, ask, chat, events, joined
-from tests.support.gateway import Gateway, running_gateway
+from tests.support.gateway import Gateway, raw_request, running_gateway, wait_for
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -93,15 +91,6 @@ def test_a_connection_cut_at_any_byte_is_never_a_short_answer(
     assert ask(client).status_code == 503
 
 
-@contextlib.contextmanager
-def raw_request(gateway: Gateway, body: bytes, *, extra: str = "") -> Iterator[socket.socket]:
-    host, _, port = gateway.url.removeprefix("http://").partition(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n{extra}\r\n"
-        connection.sendall(head.encode() + body)
-        yield connection
-
-
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("tokens", [0, 5])
 def test_a_client_that_goes_away_frees_the_engine(
@@ -109,7 +98,7 @@ def test_a_client_that_goes_away_frees_the_engine(
 ) -> None:
     """Queued (admitted, no token yet) and decoding."""
     engine.add_fault(stall_after=tokens)
-    with raw_request(gateway, json.dumps(chat(stream=stream)).encode()) as connection:
+    with raw_request(gateway, "/v1/chat/completions", json.dumps(chat(stream=stream)).encode()) as connection:
         wait_for(lambda: [(r["admitted"], r["tokens"]) for r in engine.requests()] == [(True, tokens)])
         connection.close()
     (request,) = engine.wait_for_requests(1)
@@ -124,20 +113,13 @@ def test_a_client_that_goes_away_before_admission_is_let_go_at_once(
     """Triton tells a backend of a closed connection only after the first response: the gateway is free at once, the
     engine as soon as it answers."""
     engine.add_fault(stall_before=True)
-    with raw_request(gateway, json.dumps(chat()).encode()) as connection:
+    with raw_request(gateway, "/v1/chat/completions", json.dumps(chat()).encode()) as connection:
         wait_for(lambda: engine.state()["in_flight"] == 1)
         connection.close()
     wait_for(lambda: gateway.metric("gateway_requests_in_flight") == 0)
     engine.clear_faults()
     (request,) = engine.wait_for_requests(1)
     assert request["ended"] == "cancelled"
-
-
-def wait_for(condition: Callable[[], bool], timeout: float = 30) -> None:
-    give_up_at = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < give_up_at
-        time.sleep(0.01)
 
 
 def test_a_deadline_is_504_and_cancels(engine: MockEngine, repository: Path) -> None:

@@ -3,11 +3,12 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,6 +81,22 @@ def running_gateway(*flags: str, command: tuple[str, ...] = ("-m", "gateway"), *
                 process.wait()
         reader.join(5)
         process.stderr.close()
+
+
+@contextmanager
+def raw_request(gateway: Gateway, path: str, body: bytes) -> Iterator[socket.socket]:
+    """A request on a connection of its own, whose answer is not read."""
+    host, _, port = gateway.url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        connection.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+        yield connection
+
+
+def wait_for(condition: Callable[[], bool], timeout: float = 30) -> None:
+    give_up_at = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < give_up_at
+        time.sleep(0.01)
 
 
 def _parsed(line: str, logs: list[dict[str, Any]]) -> str:
