@@ -112,6 +112,12 @@ def test_a_refusal_names_its_place(backend: Backend, inputs: dict[str, Any], pla
     assert "Traceback" not in text
 
 
+def test_triton_takes_a_priority_beyond_32_bits_for_another_one(backend: Backend) -> None:
+    """So whoever sends one has to check its range."""
+    backend.generate(text_input="a", priority=2**32, sampling_parameters=sampling(max_tokens=1))
+    assert backend.refusal(text_input="a", priority=2**32 + 1).startswith("INVALID_ARG priority: must be 0")
+
+
 def test_a_refusal_comes_before_the_admission(backend: Backend) -> None:
     assert backend.refusal(send_admission=True, **constraint(json={"type": "nope"})).startswith("INVALID_ARG ")
 
