@@ -11,7 +11,7 @@ from gateway.openai.errors import ApiError, bad_request
 from gateway.openai.fields import COMPLETION
 from gateway.openai.schema import CompletionRequest, StreamOptions, parse_completion
 from gateway.output.answer import Answer, usage_of
-from gateway.output.logprobs import CompletionLogprobs
+from gateway.output.logprobs import CompletionLogprobs, TokenBytes
 from gateway.triton.contract import Backend, ModelContract
 
 Prompt = str | list[int]
@@ -191,7 +191,7 @@ class _Writer:
         if tokenizer is not None:
             # The special tokens that the tokenizer adds are not in the text; those that are written out are.
             left_out = {i for i in tokenizer.special_ids if tokenizer.token_strings([i])[0] not in text}
-        of_prompt = self._reader(0, left_out)
+        of_prompt = self._reader(0, left_out, None if tokenizer is None else tokenizer.first_token_bytes)
         return of_prompt.add(answer.prompt_logprobs or (), answer.prompt_token_ids)
 
     def _logprobs_of(self, answer: Answer) -> CompletionLogprobs:
@@ -203,7 +203,9 @@ class _Writer:
             reader = self._logprobs[answer.index] = self._reader(offset, left_out)
         return reader
 
-    def _reader(self, offset: int, left_out: set[int] | frozenset[int]) -> CompletionLogprobs:
+    def _reader(
+        self, offset: int, left_out: set[int] | frozenset[int], first_token_bytes: TokenBytes = None
+    ) -> CompletionLogprobs:
         request = self._request
         return CompletionLogprobs(
             token_bytes(self._model),
@@ -212,6 +214,7 @@ class _Writer:
             as_token_ids=bool(request.return_tokens_as_token_ids),
             offset=offset,
             left_out=left_out,
+            first_token_bytes=first_token_bytes,
         )
 
     def _counts(self, answer: Answer) -> Mapping[str, int] | None:
