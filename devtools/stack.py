@@ -172,6 +172,8 @@ class Stack:
                 models.folder(deployment, self._python)
 
     def _write_models(self) -> None:
+        # There too without a model: one may be loaded later from another repository.
+        self.repository.mkdir()
         for deployment, overrides in self.config.models.items():
             folder = models.folder(deployment, self._python)
             repository.write_model(self.repository, deployment, folder, overrides)

@@ -111,19 +111,17 @@ class Service:
     # The webhook.
 
     async def _announce(self, request: Request) -> Response:
-        body = await self._body(request)
-        headers = {name.decode("latin-1"): value for name, value in request.scope["headers"]}
-        received = adapters.Request(headers, body)
-        status = 500
+        sender, status = "unread", 500
         try:
-            outcome = await adapters.read(received, self._trust, self._clock(), self._certificate)
-            response = await self._act(outcome)
+            received = adapters.Request(_headers(request), await self._body(request))
+            sender = adapters.sender(received)
+            response = await self._act(await adapters.read(received, self._trust, self._clock(), self._certificate))
             status = response.status_code
         except Refused as refused:
             status = refused.status
             raise
         finally:
-            metrics.announcements_total.labels(adapters.sender(received), status).inc()
+            metrics.announcements_total.labels(sender, status).inc()
         return response
 
     async def _act(self, outcome: Announced | Ignored | Confirm) -> Response:
@@ -174,8 +172,7 @@ class Service:
 
     async def _authorized(self, request: Request) -> bytes:
         """The body of a request with a token. Raises Refused."""
-        headers = {name.decode("latin-1"): value for name, value in request.scope["headers"]}
-        bearer.authenticate(adapters.Request(headers, b""), self._trust.tokens)
+        bearer.authenticate(adapters.Request(_headers(request), b""), self._trust.tokens)
         return await self._body(request)
 
     # Jobs.
@@ -347,6 +344,11 @@ class Service:
             return Response(generate_latest(metrics.REGISTRY), media_type=CONTENT_TYPE_LATEST)
 
         return app
+
+
+def _headers(request: Request) -> dict[str, bytes]:
+    """As they came: a secret need not be ASCII."""
+    return {name.decode("latin-1"): value for name, value in request.scope["headers"]}
 
 
 async def _fetch(url: str) -> bytes:

@@ -310,14 +310,15 @@ class Copier:
                     copy.expected = body.checksum
                     copy.algorithm = body.checksum.algorithm if body.checksum else DEFAULT
                 while offset < end:
-                    data = body.read(min(_READ_BYTES, end - offset))
+                    amount = min(_READ_BYTES, end - offset)
+                    self._limits.pace(amount, self._ended)
+                    data = body.read(amount)
                     if not data:
                         raise S3Error(Kind.AGAIN, "short", f"the answer ended {end - offset} bytes early")
                     disk.write_at(copy.fd, data, offset)
                     crc = copy.algorithm.update(data, crc)
                     offset += len(data)
                     self._progress.downloaded_bytes(copy.file.path, len(data))
-                    self._limits.pace(len(data), self._ended)
                     if self._ended.is_set():
                         raise Cancelled
         except BaseException:

@@ -146,10 +146,10 @@ class Hydrator:
             raise Cancelled
         self._limits.take(self._stop)
         try:
+            self._limits.pace(part[1] - part[0], self._stop)
             crc = crc_of(fd, part, algorithm)
         finally:
             self._limits.give_back()
-        self._limits.pace(part[1] - part[0], self._stop)
         self._progress.has(file.path, part[1] - part[0])
         return crc
 

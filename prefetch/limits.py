@@ -14,7 +14,7 @@ class Limits:
         self._slots = threading.BoundedSemaphore(concurrency)
         self._rate = bytes_per_second
         self._lock = threading.Lock()
-        self._next = 0.0  # when the bytes granted so far will have been read at the limit's rate
+        self._next = 0.0  # when the bytes granted so far will have been read at that rate
 
     def take(self, stop: threading.Event) -> None:
         """Wait for a slot. Raises Cancelled when `stop` is set."""
@@ -26,11 +26,10 @@ class Limits:
         self._slots.release()
 
     def pace(self, amount: int, stop: threading.Event) -> None:
-        """After reading `amount` bytes: wait until the rate is kept."""
+        """Before reading `amount` bytes: wait for their turn. Returns at once when `stop` is set."""
         if self._rate is None:
             return
         with self._lock:
-            self._next = max(self._next, time.monotonic()) + amount / self._rate
-            pause = self._next - time.monotonic()
-        if pause > 0:
-            stop.wait(pause)
+            begin = max(self._next, time.monotonic())
+            self._next = begin + amount / self._rate
+        stop.wait(begin - time.monotonic())

@@ -1,7 +1,8 @@
 """Amazon SQS as the queue of several machines: jobs go in where they are announced and come out where there is room.
 
 A message is hidden while it is worked on, again and again; when the machine dies it is seen by another. A job that
-fails is left to come again, and after the queue's `maxReceiveCount` SQS moves it to the dead-letter queue.
+fails comes again when its message's time of hiding is over, and after the queue's `maxReceiveCount` SQS moves it to the
+dead-letter queue.
 """
 
 import json
@@ -87,9 +88,9 @@ class Queue:
             # It will come again and find the model published.
             _log.warning("a message that is done cannot be removed from the queue: %s", error)
 
-    def give_back(self, message: Message, seconds: int) -> None:
-        """To be seen again, by any machine, after so many seconds."""
-        self._hide(message, seconds)
+    def give_back(self, message: Message) -> None:
+        """To be seen by any machine at once."""
+        self._hide(message, 0)
 
     def _hide(self, message: Message, seconds: int) -> None:
         try:

@@ -19,8 +19,6 @@ _log = logging.getLogger(__name__)
 _TIDY_SECONDS = 30
 # After a failure of the queue itself.
 _PAUSE_SECONDS = 5
-# A message whose job failed comes again after so long.
-_AGAIN_SECONDS = 30
 
 
 class Running:
@@ -120,8 +118,8 @@ class Worker:
             keeper.join()
         if state in ("published", "cancelled"):
             queue.done(message)
-        else:
-            queue.give_back(message, _AGAIN_SECONDS if state == "failed" else 0)
+        elif state == "queued":
+            queue.give_back(message)
 
     def _run(self, job: Job, announced: float | None = None) -> str:
         """The state in which the job is afterwards."""

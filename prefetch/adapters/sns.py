@@ -20,7 +20,7 @@ from pydantic import Field
 from prefetch.adapters.outcome import Event, Refused
 
 HEADER = "x-amz-sns-message-type"
-_SIGNED = {
+SIGNED = {
     "Notification": ("Message", "MessageId", "Subject", "Timestamp", "TopicArn", "Type"),
     "SubscriptionConfirmation": ("Message", "MessageId", "SubscribeURL", "Timestamp", "Token", "TopicArn", "Type"),
     "UnsubscribeConfirmation": ("Message", "MessageId", "SubscribeURL", "Timestamp", "Token", "TopicArn", "Type"),
@@ -60,7 +60,7 @@ def check_url(url: str | None, field: str, topics: Sequence[str], hosts: Sequenc
 
 def check_signature(message: Message, pem: bytes, now: float) -> None:
     """Raises Refused."""
-    fields = _SIGNED.get(message.Type)
+    fields = SIGNED.get(message.Type)
     algorithm = _HASHES.get(message.SignatureVersion)
     if fields is None or algorithm is None:
         raise Refused(401, f"An SNS {message.Type} with signature version {message.SignatureVersion} is not known.")

@@ -283,7 +283,7 @@ def test_the_rate_is_limited(model: Bucket, proxy: FaultProxy, tmp_path: Path) -
     total = sum(map(len, MODEL.values()))
     began = time.monotonic()
     run(Engine(config(tmp_path, proxy.url, bytes_per_second=total)), model.source)
-    # The limit holds after each read; the first is free.
+    # All but the last part of each thread have been waited for.
     assert time.monotonic() - began > 0.5
 
 

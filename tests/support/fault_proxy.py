@@ -27,8 +27,8 @@ class Rule:
 
     `status` with `body` and `headers`: answered by the proxy alone. `reset_after`: that many bytes of the body, then a
     TCP reset. `corrupt_at`: the byte at that place of the object is another. `hang`: after half of the body nothing
-    comes until the proxy ends. `then`: called when the answer has been sent. `only_access_key`: for those requests
-    that are signed with this key alone.
+    comes until the proxy ends. `before` and `then`: called before the request is passed on, and when it was answered.
+    `only_access_key`: for those requests alone that are signed with this key.
     """
 
     key: str | None = None
@@ -41,6 +41,7 @@ class Rule:
     reset_after: int | None = None
     corrupt_at: int | None = None
     hang: bool = False
+    before: Callable[[], None] | None = None
     then: Callable[[], None] | None = None
     only_access_key: str | None = None
     used: int = 0
@@ -147,6 +148,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send_head(rule.status, rule.headers | {"Content-Length": str(len(rule.body))})
             self.wfile.write(rule.body if method == "GET" else b"")
             return
+        if rule and rule.before:
+            rule.before()
         headers = dict(self.headers.items())
         path = self.path
         if key in proxy.aliases or key in proxy.etags:

@@ -1,0 +1,146 @@
+"""A wrong setting is one sentence and exit code 2, from every source; and every setting is documented."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from prefetch.__main__ import main
+from prefetch.lustre import file_system
+from prefetch.settings import SECRETS, Settings, SettingsError, load
+
+_ALLOW = ["--allow", "s3://bkt/x/"]
+_TOKEN = {"PREFETCH_TOKENS": "t"}
+_EXPORTING = json.dumps([{"path": "/fsx", "source": "s3://bkt/x/", "auto_export": True}])
+
+
+def _main(
+    arguments: list[str], env: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> str:
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert main(arguments) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("prefetch: ")
+    assert said.err.count("\n") == 1
+    return said.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "sentence"),
+    [
+        (["serve", "--target", "t", *_ALLOW], {}, "Nobody could announce"),
+        (["serve", "--target", "t"], _TOKEN, "No source is allowed"),
+        (["serve", *_ALLOW], _TOKEN, "Give the folder of the models with --target"),
+        (["serve", *_ALLOW, "--port", "x"], _TOKEN, "The setting 'port' (--port) is wrong"),
+        (["serve", "--allow", "bkt/x"], _TOKEN, "The setting 'allow[0]' (--allow) is wrong"),
+        (["serve"], {"PREFETCH_ALLOW": "s3://bkt/,x"}, "The setting 'allow[1]' (PREFETCH_ALLOW) is wrong"),
+        (["serve"], {"PREFETCH_PROT": "1"}, "The variable PREFETCH_PROT is no setting"),
+        (["serve"], {"prefetch_port": "1"}, "must be written in capitals: PREFETCH_PORT"),
+        (["serve"], {"PREFETCH_PORT": "tcp://10.0.0.1:9500"}, "enableServiceLinks: false"),
+        (["serve", "--triton", "http://x:1"], {}, "are given together or not at all"),
+        (["serve", "--low-watermark", "0.95"], {}, "'low_watermark' must not be above 'high_watermark'"),
+        (["serve", "--queue", "redis://x"], {}, "neither 'local' nor sqs://"),
+        (["serve", "--source-template", "s3://bkt/{x}/"], {}, "{name}, {version}, {alias} alone"),
+        (["serve", "--source-template", "s3://{version}/x/"], {}, "does not name a bucket"),
+        (["serve", "--tokens-file", "/nowhere", *_ALLOW], {}, "/nowhere cannot be read: No such file"),
+        (["serve", "--associations", "["], {}, "it is not valid JSON"),
+        (["serve", "--associations", _EXPORTING, "--target", "/fsx/models"], {}, "Put the target elsewhere"),
+        (["serve", "--triton-template", "no/such"], {}, "are given together"),
+        (["serve", "--por", "1"], {}, "Unrecognized arguments: --por 1"),
+        (["pull", "http://x"], {}, "The source is wrong: 'http://x' is not an s3://bucket/prefix/ URL"),
+        (["pull", "s3://bkt/"], {}, "does not end in MODEL/VERSION/; give --model and --version"),
+        (["pull", "s3://bkt/a/b/", "--model", "../x"], {}, "a component is '..'"),
+        (["pull", "s3://bkt/a/b/"], {}, "Give the folder of the models with --target"),
+        (["announce", "s3://bkt/a/b/"], {}, "Give the service's token as PREFETCH_TOKENS"),
+        (["fetch"], {}, "nvalid choice: 'fetch'"),
+        ([], {}, "he following arguments are required: COMMAND"),
+    ],
+)
+def test_a_wrong_setting_is_one_sentence(
+    arguments: list[str],
+    env: dict[str, str],
+    sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert sentence in _main(arguments, env, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("concurrency: '2'\n", "The setting 'concurrency'"),
+        ("concurency: 2\n", "The setting 'concurency'"),
+        ("concurrency: 2\nconcurrency: 3\n", "the key 'concurrency' stands there twice"),
+        ("1: 2\n", "a key must be text"),
+        ("a: [\n", "is not valid YAML: line 2"),
+        ("[1]\n", "must hold a YAML mapping"),
+        ("allow: [s3://bkt/../x/]\n", "has a component that is empty, '.' or '..'"),
+        ("associations: [{path: /x}]\n", "The setting 'associations[0].source'"),
+    ],
+)
+def test_a_wrong_file_is_one_sentence(
+    text: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text(text)
+    assert sentence in _main(["serve", "--config", str(file)], {}, monkeypatch, capsys)
+
+
+def test_the_sources_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("jobs: 3\nport: 1\nattempts: 5\n")
+    monkeypatch.setenv("PREFETCH_PORT", "2")
+    monkeypatch.setenv("PREFETCH_JOBS", "4")
+    settings = load({"config": str(file), "jobs": "7"})
+    assert (settings.jobs, settings.port, settings.attempts) == (7, 2, 5)
+
+
+def test_secrets_are_neither_flags_nor_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PREFETCH_TOKENS", "first-secret,second-secret")
+    monkeypatch.setenv("PREFETCH_MLFLOW_SECRET", "third-secret")
+    settings = load({})
+    assert settings.all_tokens() == ["first-secret", "second-secret"]
+    assert not any(f"{place}-secret" in str(settings.effective()) for place in ("first", "second", "third"))
+    assert settings.effective()["tokens"] == settings.effective()["mlflow_secret"] == "(set)"
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    page = capsys.readouterr().out
+    for name in Settings.model_fields:
+        assert (f"--{name.replace('_', '-')} " in page) is (name not in SECRETS)
+
+
+def test_tokens_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_text("# who\none\n\n two \n")
+    assert load({"tokens_file": str(file)}).all_tokens() == ["one", "two"]
+
+
+def test_every_setting_and_its_default_are_documented() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "prefetch.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+?) \|", page, re.MULTILINE))
+    settings = {name: field.default for name, field in Settings.model_fields.items()}
+    assert set(settings) <= set(rows)
+    for name, default in settings.items():
+        shown = ", ".join(default) if isinstance(default, list) else default
+        assert rows[name] == ("-" if shown in (None, "") else str(shown)), name
+
+
+def test_the_state_must_be_local(monkeypatch: pytest.MonkeyPatch) -> None:
+    mounts = (
+        "22 1 0:20 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n"
+        "30 22 0:31 / /fsx rw,noatime shared:2 - lustre 10.0.0.1@tcp:/fsx rw,flock\n"
+        "31 22 0:32 / /my\\040data rw - nfs4 server:/x rw\n"
+    )
+    assert file_system(Path("/fsx/models"), mounts) == "lustre"
+    assert file_system(Path("/fsxx"), mounts) == "ext4"
+    assert file_system(Path("/my data/x"), mounts) == "nfs4"
+    monkeypatch.setattr("prefetch.lustre.file_system", lambda path: file_system(path, mounts))
+    with pytest.raises(SettingsError, match=r"is on a shared file system \(lustre\)"):
+        load({"state": "/fsx/state"})
+    load({"state": "/var/lib/prefetch"})
