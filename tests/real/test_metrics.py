@@ -161,6 +161,8 @@ class Watch:
             self.fell += [f"{key}: {value} to {now.get(key)}" for key, value in last.items() if now.get(key, 0) < value]
             last = now
             self.scrapes += 1
+            # Loading a model needs the processor more.
+            self._stop.wait(0.1)
 
     def __enter__(self) -> "Watch":
         self._thread.start()
@@ -177,7 +179,7 @@ def test_one_page_has_all_of_triton_and_all_of_vllm(stack: Stack, backend: Backe
         with Load(backend) as load, Watch(proxy) as watch:
             wait_for(lambda: total(proxy.page(), RUNNING) >= 2)
             wait_for(lambda: load.tokens > 500)
-        assert watch.scrapes > 10
+        assert watch.scrapes > 3
         assert watch.fell == []
         page = proxy.page()
         assert total(page, GENERATED) - before == load.tokens
@@ -227,6 +229,7 @@ def engine_of(stack: Stack) -> int:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_a_reload_and_a_killed_engine_under_load(fresh_stack: FreshStack) -> None:
     stack = fresh_stack(StackConfig(models={TINY: {}}, gateway=False))
     backend = Backend(stack.triton_url, TINY, stack.service("triton").log)
@@ -255,7 +258,7 @@ def test_a_reload_and_a_killed_engine_under_load(fresh_stack: FreshStack) -> Non
             now = load.tokens
             wait_for(lambda: load.tokens > now + 200)
         assert watch.fell == []
-        assert watch.scrapes > 50
+        assert watch.scrapes > 20
         page = proxy.page()
         # Tokens of requests that the kill cut off were counted by vLLM, but reached no client in full.
         assert total(page, GENERATED) >= load.tokens
