@@ -144,7 +144,7 @@ class GenerateRoute(Generic[_Request]):
             request = self._dialect.parse(body)
             model = named(self._models, request.model)
             name = model.names[0]
-            with self._in_flight.admitted(model, self._dialect.count_prompts(request) * (request.n or 1)):
+            with self._in_flight.admitted(model, self._dialect.count_prompts(request), request.n or 1):
                 async with asyncio.timeout_at(deadline + _DEADLINE_GRACE_S):
                     status = await self._answer(request, model, started, deadline, receive, send)
         except ClientGone:
@@ -221,15 +221,14 @@ class GenerateRoute(Generic[_Request]):
         sampling = sampling_parameters(request, model.defaults, model.max_model_len)
         further = inputs(request)
         instance = self._choose(model)
-        contract = instance.models[model.triton_model]
-        refuse_missing(request, contract)
-        translation = self._dialect.translate(request, model, contract)
         if constraint is not None:
             metrics.structured_total.labels(model.names[0], constraint.kind).inc()
             constraint = await self._checker.check(constraint, model.grammar_backend)
             # That may have taken a moment in which the instance was lost.
             instance = self._choose(model)
-            contract = instance.models[model.triton_model]
+        contract = instance.models[model.triton_model]
+        refuse_missing(request, contract)
+        translation = self._dialect.translate(request, model, contract)
         choices = request.n or 1
         answer_id = f"{self._dialect.id_prefix}-{request.request_id or uuid.uuid4().hex}"
         generations: list[Generation] = []

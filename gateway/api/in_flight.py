@@ -16,13 +16,15 @@ class InFlight:
         self._open = {model.triton_model: 0 for model in models}
 
     @contextmanager
-    def admitted(self, model: ServedModel, generations: int) -> Iterator[None]:
-        """Raises a 429 where there is no room for so many, a 400 where there never is."""
+    def admitted(self, model: ServedModel, prompts: int, choices: int = 1) -> Iterator[None]:
+        """A request for so many `choices` of each of its `prompts`. Raises a 429 where there is no room for them, a 400
+        where there never is."""
+        generations = prompts * choices
         if generations > self._limit:
             raise bad_request(
                 f"{generations} choices in one request are more than the {self._limit} that may be open "
                 "(setting max_in_flight); ask for fewer.",
-                "n",
+                "n" if choices > 1 else "prompt",
                 "invalid_value",
             )
         if self._open[model.triton_model] + generations > self._limit:

@@ -65,8 +65,13 @@ class Answer:
 
 def usage(answers: Iterable[Answer]) -> dict[str, int]:
     """The usage of a request: each prompt counts once, however many choices it has."""
-    prompts = {answer.prompt: answer.prompt_tokens for answer in answers}
-    return usage_of(sum(prompts.values()), sum(answer.completion_tokens for answer in answers))
+    prompts: dict[int, int] = {}
+    completion_tokens = 0
+    for answer in answers:
+        # Of a request that has failed, not every choice has heard of its prompt.
+        prompts[answer.prompt] = max(prompts.get(answer.prompt, 0), answer.prompt_tokens)
+        completion_tokens += answer.completion_tokens
+    return usage_of(sum(prompts.values()), completion_tokens)
 
 
 def usage_of(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
