@@ -1,0 +1,319 @@
+"""The differences from vLLM's own server in which vLLM's answer is the wrong one, each with its reason. Pure.
+
+An explanation covers a place only where the gateway's answer is what the reference asks for; any other difference at
+the same place stays unexplained. docs/parity.md shows the table.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from bench.parity.client import Answer
+from bench.parity.compare import ABSENT, TOLERANCE, Difference
+from bench.parity.shapes import Body, Shape
+
+_VLLM = "https://github.com/vllm-project/vllm"
+_OPENAI = "https://platform.openai.com/docs/api-reference"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A request and what both servers answered."""
+
+    shape: Shape
+    gateway: Answer
+    vllm: Answer
+
+    @property
+    def body(self) -> Body:
+        return self.shape.body
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """`fields` are the places it is about, with their indices left out, and all that is below them."""
+
+    fields: tuple[str, ...]
+    why: str
+    reference: str
+    is_right: Callable[[Case, Difference], bool]
+
+    def covers(self, case: Case, difference: Difference) -> bool:
+        place = re.sub(r"\[\d+\]", "[]", difference.place)
+        inside = any(place == field or place.startswith((field + ".", field + "[")) for field in self.fields)
+        try:
+            return inside and self.is_right(case, difference)
+        except (LookupError, TypeError):
+            # The gateway's answer lacks what would show that it is right.
+            return False
+
+
+def explanation_of(case: Case, difference: Difference) -> Explanation | None:
+    """Why this difference is vLLM's fault; None where it is not known to be."""
+    return next((one for one in EXPLANATIONS if one.covers(case, difference)), None)
+
+
+def table() -> str:
+    """EXPLANATIONS as a table in Markdown."""
+    rows = ["| field | the gateway, and how vLLM's own server differs | reference |", "|---|---|---|"]
+    for one in EXPLANATIONS:
+        fields = ", ".join(f"`{field}`" for field in one.fields)
+        rows.append(f"| {fields} | {one.why} | {one.reference} |")
+    return "\n".join(rows)
+
+
+# --- Refusals.
+
+
+def _refuses(case: Case) -> bool:
+    return case.gateway.status == 400 and case.vllm.status == 200
+
+
+def _two_limits(case: Case, _: Difference) -> bool:
+    return _refuses(case) and {"max_tokens", "max_completion_tokens"} <= case.body.keys()
+
+
+def _priority(case: Case, _: Difference) -> bool:
+    return _refuses(case) and bool(case.body.get("priority"))
+
+
+def _given_tokens(case: Case, _: Difference) -> bool:
+    return _refuses(case) and bool(case.body.get("logprob_token_ids"))
+
+
+def _best_of(case: Case, _: Difference) -> bool:
+    return _refuses(case) and case.body.get("best_of", 1) > 1
+
+
+def _greedy_choices(case: Case, _: Difference) -> bool:
+    """As many as were asked for, and all choices of a prompt say the same."""
+    body, choices = case.body, case.gateway.tree.get("choices", [])
+    prompts = len(body["prompt"]) if isinstance(body.get("prompt"), list) else 1
+    said = [{name: value for name, value in choice.items() if name != "index"} for choice in choices]
+    if body.get("temperature") != 0 or body.get("n", 1) < 2 or len(said) != prompts * body["n"]:
+        return False
+    in_order = [choice["index"] for choice in choices] == list(range(len(choices)))
+    return in_order and all(one == said[number // body["n"] * body["n"]] for number, one in enumerate(said))
+
+
+def _empty_prompt(case: Case, _: Difference) -> bool:
+    return case.body.get("prompt") == "" and case.vllm.status == 400 and case.gateway.tree["usage"]["prompt_tokens"] > 0
+
+
+# --- Members of an answer.
+
+
+def _role(case: Case, difference: Difference) -> bool:
+    return case.body.get("add_generation_prompt") is False and difference.gateway == "assistant"
+
+
+def _unasked(asking: str) -> Callable[[Case, Difference], bool]:
+    """The gateway leaves out what the field `asking` did not ask for."""
+    return lambda case, difference: not case.body.get(asking) and difference.gateway is ABSENT
+
+
+def _prompt_alone(case: Case, _: Difference) -> bool:
+    usage = case.gateway.tree["usage"]
+    return case.body.get("max_tokens") == 0 and usage["completion_tokens"] == 0
+
+
+def _echo_with_ids(case: Case, difference: Difference) -> bool:
+    asked = case.body.get("echo") and case.body.get("return_token_ids")
+    return bool(asked) and bool(difference.gateway == case.body["prompt"] + difference.vllm)
+
+
+def _old_name(case: Case, _: Difference) -> bool:
+    allowed = case.body.get("guided_choice", [])
+    return bool(allowed) and all(choice["message"]["content"] in allowed for choice in case.gateway.tree["choices"])
+
+
+# --- Log probabilities.
+
+
+def _bytes(case: Case, difference: Difference) -> bool:
+    """They are no text alone, and those of all tokens together are the text; or vLLM's are those of a placeholder."""
+    place = re.sub(r"\.bytes.*", "", difference.place)
+    ours, theirs = _at(case.gateway, place), _at(case.vllm, place)
+    if theirs["token"].startswith("token_id:") and bytes(theirs["bytes"]) == theirs["token"].encode():
+        return True
+    if _is_text(bytes(ours["bytes"])):
+        return False
+    if ".top_logprobs" in place:
+        return True
+    choice = _at(case.gateway, place.partition(".")[0])
+    whole = b"".join(bytes(entry["bytes"]) for entry in choice["logprobs"]["content"]).decode(errors="replace")
+    # Of a character at the end the last tokens may be missing; the last token of all may not be shown.
+    text: str = choice["message"]["content"]
+    return whole.startswith(text.rstrip("\N{REPLACEMENT CHARACTER}"))
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _best_ranked(case: Case, difference: Difference) -> bool:
+    """The gateway's are the best ones; vLLM has the sampled one first and therefore lacks the last of them."""
+    place = difference.place.partition(".top_logprobs")[0]
+    ours, theirs = _at(case.gateway, place), _at(case.vllm, place)
+    mine, its = ours["top_logprobs"], theirs["top_logprobs"]
+    values = [entry["logprob"] for entry in mine]
+    return (
+        values == sorted(values, reverse=True)
+        and len(mine) == len(its) == case.body["top_logprobs"]
+        and its[0]["token"] == ours["token"]
+        and ours["logprob"] < values[-1] + TOLERANCE
+        and [entry["token"] for entry in its[1:]] == [entry["token"] for entry in mine[:-1]]
+    )
+
+
+def _sampled_stays(case: Case, difference: Difference) -> bool:
+    """Two tokens read alike, such as two that are parts of characters: the sampled one's is shown."""
+    found = re.match(r"(choices\[\d+\]\.logprobs)\.top_logprobs\[(\d+)\]\.(.*)", difference.place, re.DOTALL)
+    if found is None:
+        return False
+    logprobs, index, token = _at(case.gateway, found[1]), int(found[2]), found[3]
+    return bool(logprobs["tokens"][index] == token and difference.gateway == logprobs["token_logprobs"][index])
+
+
+def _offset(case: Case, difference: Difference) -> bool:
+    """The tokens stand in the text where their offsets say; or vLLM's are the sums of its placeholders' lengths."""
+    place = difference.place.partition(".")[0]
+    choice, theirs = _at(case.gateway, place), _at(case.vllm, place)["logprobs"]
+    text, tokens, offsets = choice["text"], choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"]
+    if tokens[0].startswith("token_id:"):
+        lengths = [len(token) for token in theirs["tokens"]]
+        return bool(theirs["text_offset"] == [0, *accumulate(lengths[:-1])] and offsets == sorted(offsets))
+    ends = [*offsets[1:], len(text)]
+    return all(_stands(text, *token) for token in zip(tokens, offsets, ends, strict=True))
+
+
+def _stands(text: str, token: str, begin: int, end: int) -> bool:
+    if not token:
+        # A part of a character, whose end shows it; or bytes that no other token completes, and which are not shown
+        # at all while nothing follows them.
+        return text[begin:end] in ("", "\N{REPLACEMENT CHARACTER}")
+    if begin + len(token) > len(text):
+        # A stop string has cut the text.
+        return token.startswith(text[begin:])
+    # What the text does not show, such as a BOS, takes no room.
+    return begin == end or text[begin:end] == token
+
+
+def _at(answer: Answer, place: str) -> Any:
+    value: Any = answer.tree
+    for name, index in re.findall(r"(\w+)|\[(\d+)\]", place):
+        value = value[name] if name else value[int(index)]
+    return value
+
+
+EXPLANATIONS = (
+    Explanation(
+        ("status",),
+        "`max_tokens` and `max_completion_tokens` that differ are refused, as OpenAI does; vLLM drops `max_tokens`.",
+        "[OpenAI's answer](https://github.com/langchain-ai/langgraph/issues/5943)",
+        _two_limits,
+    ),
+    Explanation(
+        ("status",),
+        "A `priority` is refused unless the engine schedules by it; vLLM takes it without effect, although its own "
+        "description of the field says that it is an error.",
+        f"[vllm#23043]({_VLLM}/pull/23043)",
+        _priority,
+    ),
+    Explanation(
+        ("status",),
+        "`logprob_token_ids` is refused where vLLM's V1 model runner would give other requests of the batch wrong "
+        "log probabilities.",
+        f"[vllm#51789]({_VLLM}/pull/51789)",
+        _given_tokens,
+    ),
+    Explanation(
+        ("status",),
+        "`best_of` above 1 is refused; vLLM removed it and drops it silently.",
+        f"[vllm#29090]({_VLLM}/pull/29090)",
+        _best_of,
+    ),
+    Explanation(
+        ("status",),
+        "Several choices at temperature 0 are given, all the same; vLLM refuses them, OpenAI has no such rule.",
+        f"[OpenAI on `n`]({_OPENAI}/chat/create)",
+        _greedy_choices,
+    ),
+    Explanation(
+        ("status",),
+        "An empty prompt is answered where the tokenizer adds a BOS; vLLM refuses it before it is tokenized.",
+        f"[OpenAI on `prompt`]({_OPENAI}/completions/create)",
+        _empty_prompt,
+    ),
+    Explanation(
+        ("choices[].message.role",),
+        "The author of an answer is the assistant; with `add_generation_prompt: false` vLLM repeats the role of the "
+        "request's last message.",
+        f"[OpenAI on `role`]({_OPENAI}/chat/object)",
+        _role,
+    ),
+    Explanation(
+        ("choices[]", "usage"),
+        "`guided_choice` and the other old names of a constraint are obeyed; vLLM drops them silently.",
+        f"[vllm#53975]({_VLLM}/issues/53975)",
+        _old_name,
+    ),
+    Explanation(
+        ("choices[].text",),
+        "`echo` repeats the prompt also beside `return_token_ids`; vLLM leaves it out.",
+        f"[vllm#57996]({_VLLM}/issues/57996)",
+        _echo_with_ids,
+    ),
+    Explanation(
+        ("prompt_logprobs", "choices[].prompt_logprobs"),
+        "Absent unless asked for; with `echo` vLLM adds it unasked, although not in a stream.",
+        f"[OpenAI's object]({_OPENAI}/completions/object)",
+        _unasked("prompt_logprobs"),
+    ),
+    Explanation(
+        ("choices[].prompt_token_ids",),
+        "Absent unless `return_token_ids` asks for it; with `echo` in a stream vLLM sends it unasked.",
+        f"[vllm#39556]({_VLLM}/pull/39556)",
+        _unasked("return_token_ids"),
+    ),
+    Explanation(
+        ("usage",),
+        "`echo` with `max_tokens: 0` has no completion tokens; vLLM counts the one that its engine makes all the same.",
+        f"[vllm#39556]({_VLLM}/pull/39556), [vllm#44938]({_VLLM}/pull/44938)",
+        _prompt_alone,
+    ),
+    Explanation(
+        ("choices[].logprobs.content[].bytes", "choices[].logprobs.content[].top_logprobs[].bytes"),
+        "The token's own bytes, so that those of several tokens make up a character; vLLM encodes what it shows as "
+        "the token's text, which is empty for the beginning of a character, the whole character for its end, and "
+        "`token_id:N` with `return_tokens_as_token_ids`.",
+        f"[OpenAI on `bytes`]({_OPENAI}/chat/object)",
+        _bytes,
+    ),
+    Explanation(
+        ("choices[].logprobs.content[].top_logprobs",),
+        "The most likely tokens. Where a less likely one was sampled, vLLM puts it first and drops the last of them.",
+        f"[OpenAI on `top_logprobs`]({_OPENAI}/chat/object)",
+        _best_ranked,
+    ),
+    Explanation(
+        ("choices[].logprobs.top_logprobs",),
+        "Always has the sampled token's; vLLM overwrites it with that of another token that reads the same, such as "
+        "two that begin a character.",
+        f"[OpenAI on `logprobs`]({_OPENAI}/completions/create)",
+        _sampled_stays,
+    ),
+    Explanation(
+        ("choices[].logprobs.text_offset",),
+        "Where the token stands in the answer's text; vLLM adds up the lengths of what it shows as the tokens' texts, "
+        "also of a BOS that the text has not, of `token_id:N`, and nothing for bytes that the text shows as U+FFFD.",
+        f"[vllm#19368]({_VLLM}/issues/19368)",
+        _offset,
+    ),
+)

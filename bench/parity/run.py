@@ -1,0 +1,71 @@
+"""The comparison itself: each request to both servers, one in flight, and what came of it."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from bench.parity.client import ask, fetch
+from bench.parity.compare import Difference, differences
+from bench.parity.explained import Case, Explanation, explanation_of
+from bench.parity.shapes import Sample, Shape, make_sample, sample_requests, shapes
+
+# Of a value that differs, in the table.
+_SHOWN = 100
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one request showed. `found` are the differences, each with its explanation if there is one."""
+
+    case: Case
+    found: tuple[tuple[Difference, Explanation | None], ...]
+
+    @property
+    def unexplained(self) -> list[Difference]:
+        return [difference for difference, explanation in self.found if explanation is None]
+
+    def lines(self) -> list[str]:
+        """The row of the table, and the details of what is unexplained."""
+        case, unexplained = self.case, self.unexplained
+        verdict = "DIFFERENT" if unexplained else "explained" if self.found else "same"
+        explained = {_without_index(one.place) for one, _ in self.found} if not unexplained else set()
+        rows = [f"{verdict:<9}  {case.gateway.status}  {case.shape.name:<46} {', '.join(sorted(explained))}".rstrip()]
+        for one in unexplained:
+            rows.append(f"           {one.place}: gateway {_shown(one.gateway)}, vLLM {_shown(one.vllm)}")
+        if unexplained and case.gateway.message != case.vllm.message:
+            rows.append(f"           the gateway says {case.gateway.message!r}, vLLM says {case.vllm.message!r}")
+        return rows
+
+
+def _without_index(place: str) -> str:
+    return re.sub(r"\[\d+\].*", "", place.rpartition("].")[2] or place)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
+
+
+def run(gateway: str, vllm: str, model: str, vllm_model: str) -> Iterator[Outcome]:
+    """Asks both servers every shape. Raises Unreachable."""
+    for shape in shapes(_sample(vllm, vllm_model)):
+        yield _compare(gateway, vllm, model, vllm_model, shape)
+
+
+def _sample(vllm: str, model: str) -> Sample:
+    requests = sample_requests().items()
+    return make_sample({name: fetch(vllm, path, {"model": model} | body) for name, (path, body) in requests})
+
+
+def _compare(gateway: str, vllm: str, model: str, vllm_model: str, shape: Shape) -> Outcome:
+    ours = ask(gateway, shape.path, {"model": model} | shape.body)
+    theirs = ask(vllm, shape.path, {"model": vllm_model} | shape.body)
+    if ours.tree.get("model") == model and theirs.tree.get("model") == vllm_model:
+        ours.tree.pop("model")
+        theirs.tree.pop("model")
+    if ours.status == theirs.status:
+        found = list(differences(ours.tree, theirs.tree))
+    else:
+        found = [Difference("status", ours.status, theirs.status)]
+    case = Case(shape, ours, theirs)
+    return Outcome(case, tuple((one, explanation_of(case, one)) for one in found))
