@@ -98,8 +98,11 @@ class TextReader(ABC):
 
     def _taken(self) -> list[Event]:
         """The events since the last time; pieces of one text are one event."""
+        given, self._events = self._events, []
+        if len(given) < 2:
+            return given
         events: list[Event] = []
-        for _, group in groupby(self._events, key=type):
+        for _, group in groupby(given, key=type):
             first, *others = group
             if isinstance(first, CallStart):
                 events += [first, *others]
@@ -108,7 +111,6 @@ class TextReader(ABC):
                 events.append(replace(first, text=first.text + others_text))
             else:
                 events.append(first)
-        self._events = []
         return events
 
     @property
@@ -126,7 +128,7 @@ class TextReader(ABC):
     def _until(self, markers: Markers, give: Give, *, is_frame: bool = False) -> Steps[str]:
         """Give the text ahead of the next marker, and take the marker; empty where the text ends without one.
 
-        `is_frame`: a marker must come, so that its beginning, where the text was cut off, is not text.
+        `is_frame`: where the text was cut off in what may be a marker, that is no text.
         """
         while True:
             found = markers.search(self._text, self._at)

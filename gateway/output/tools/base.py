@@ -11,7 +11,7 @@ from typing import ClassVar, Final
 
 from gateway.output.events import MAX_HELD, CallArguments, CallStart, Content, MakeId, Tools
 from gateway.output.json_scan import JsonScanner, State
-from gateway.output.reader import Markers, Steps, TextReader, drop
+from gateway.output.reader import Give, Markers, Steps, TextReader, drop
 
 END_TOKENS: Final = (
     "<|im_end|>",
@@ -47,6 +47,9 @@ class TrimmedText:
 
     def add(self, text: str) -> str:
         """What of the text so far can be given now."""
+        if not self._size and not text[-1].isspace():
+            self.begun = True
+            return text
         end = len(text.rstrip())
         given = ""
         if end:
@@ -66,6 +69,10 @@ class TrimmedText:
         given = "".join(self._waiting)
         self._waiting = []
         return given
+
+    @property
+    def token_waits(self) -> bool:
+        return any(not text.isspace() for text in self._waiting)
 
     def frame_follows(self) -> None:
         """What waits is at a frame: tokens are part of it, and so is white space with no text ahead of it."""
@@ -91,7 +98,7 @@ class ToolParser(TextReader):
     argument_keys: ClassVar[Collection[str]] = ("arguments", "parameters")
     """Where calls are JSON objects: the names of the member that holds the arguments."""
     frame: ClassVar[Markers] = Markers(*END_TOKENS)
-    """The markers that follow a call's arguments, or stand between its parts; arguments that are no JSON end there."""
+    """The markers inside a call and behind it. Arguments that are no JSON end there."""
 
     def __init__(self, tools: Tools, make_id: MakeId) -> None:
         super().__init__()
@@ -113,9 +120,13 @@ class ToolParser(TextReader):
 
     def _free_text(self, markers: Markers) -> Steps[str]:
         """Give content up to the next marker, and take that; empty at the end. End tokens are among the markers."""
-        while (marker := (yield from self._until(markers, self._give_content))) in self.end_tokens:
+        while True:
+            # Behind a call or a token of its frame, what may be the beginning of a marker is one.
+            is_frame = self._calls > 0 or self._content.token_waits
+            marker = yield from self._until(markers, self._give_content, is_frame=is_frame)
+            if marker not in self.end_tokens:
+                return marker
             self._let_wait(marker)
-        return marker
 
     def _let_wait(self, token: str) -> None:
         """A token that is content only if text follows it, and not a call or the end."""
@@ -189,13 +200,13 @@ class ToolParser(TextReader):
             self._at -= len(marker)
         self._end_call()
 
-    def _json_calls(self) -> Steps[int]:
+    def _json_calls(self, space: Give) -> Steps[int]:
         """Read calls written as JSON objects with `name` and `arguments`, one or several, in a list or not. How many
-        there were. What is no call is left, or held back."""
+        there were. What is no call is left, or held back; `space` takes the white space behind calls."""
         in_list = yield from self._literal("[", self._hold)
         calls = 0
         while True:
-            yield from self._space(self._give_content if calls else self._hold)
+            yield from self._space(space if calls else self._hold)
             character = yield from self._next()
             if character == "{" and (yield from self._json_call()):
                 calls += 1

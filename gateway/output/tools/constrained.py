@@ -12,7 +12,7 @@ class RequiredCallsParser(ToolParser):
 
     def _answer(self) -> Steps[None]:
         yield from self._space(self._hold)
-        yield from self._json_calls()
+        yield from self._json_calls(self._give_content)
         self._abandon()
         yield from self._free_text(Markers(*self.end_tokens))
 

@@ -42,7 +42,7 @@ V31_FRAME: Final = CallFrame(
 
 
 class DeepSeekParser(ToolParser):
-    frame = Markers("\n```" + _END_CALL, _CALL, _END_CALL, _END_CALLS, *END_TOKENS)
+    frame = Markers("\n```" + _END_CALL, _FENCE, _SEPARATOR, _CALL, _END_CALL, _END_CALLS, *END_TOKENS)
 
     def _answer(self) -> Steps[None]:
         markers = Markers(_CALLS, _CALL, _END_CALL, _END_CALLS, *END_TOKENS)
@@ -67,6 +67,8 @@ class DeepSeekParser(ToolParser):
             yield from self._space(self._hold)
             if not (yield from self._literal(_FENCE, self._hold)):
                 return
+        elif not (yield from self._next()):
+            return
         self._start("".join(name or type_or_name))
         yield from self._read_arguments()
         yield from self._span(_END_FENCE, drop)

@@ -48,7 +48,7 @@ class GptOssParser(ToolParser):
     """`prompt` is the rendered prompt: where it ends within a message, the answer goes on with that."""
 
     end_tokens = ()
-    frame = Markers(_START, _CHANNEL, _MESSAGE, *_ENDS)
+    frame = Markers(_START, _CHANNEL, _CONSTRAIN, _MESSAGE, *_ENDS)
 
     def __init__(self, tools: Tools, make_id: MakeId, prompt: str = "") -> None:
         super().__init__(tools, make_id)
@@ -70,7 +70,7 @@ class GptOssParser(ToolParser):
         give = self._holding(parts)
         yield from self._space(give)
         if not begun and not (yield from self._begins_head(give)):
-            self._release()
+            self._abandon()
             marker = yield from self._until(_PLAIN_TEXT_ENDS, self._give_content)
             self._back_to_head(marker)
             return None
@@ -108,7 +108,7 @@ class GptOssParser(ToolParser):
             give = self._give_reasoning
         else:
             self._join(self._content)
-        marker = yield from self._until(self.frame, give)
+        marker = yield from self._until(self.frame, give, is_frame=function != "")
         self.in_reasoning = False
         self._back_to_head(marker)
 

@@ -9,7 +9,7 @@ Only the tags make a call; one pair may hold several objects. A closing tag that
 
 from typing import Final
 
-from gateway.output.reader import Markers, Steps
+from gateway.output.reader import Markers, Steps, drop
 from gateway.output.tools.base import END_TOKENS, ToolParser
 from gateway.output.tools.frame import CallFrame
 
@@ -37,7 +37,7 @@ class HermesParser(ToolParser):
                 continue
             self._hold(marker)
             yield from self._space(self._hold)
-            calls = yield from self._json_calls()
+            calls = yield from self._json_calls(drop)
             is_open = calls > 0
             self._abandon()
             if is_open:

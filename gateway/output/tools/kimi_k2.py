@@ -24,7 +24,7 @@ _ID: Final = re.compile(r"(?:functions\.)?([\w.\-]+?)(?::(\d+))?")
 
 
 class KimiK2Parser(ToolParser):
-    frame = Markers(_CALL, _END_CALL, _END_CALLS, *END_TOKENS)
+    frame = Markers(_ARGUMENTS, _CALL, _END_CALL, _END_CALLS, *END_TOKENS)
 
     def __init__(self, tools: Tools, make_id: MakeId) -> None:
         super().__init__(tools, make_id)

@@ -32,7 +32,7 @@ class Llama3JsonParser(LineParser):
             if marker in _TAGS:
                 self._hold(marker)
                 yield from self._space(self._hold)
-                if (yield from self._json_calls()):
+                if (yield from self._json_calls(self._give_content)):
                     yield from self._literal(_END_TAG, drop)
                 self._abandon()
             elif not self._begins_line:

@@ -25,7 +25,7 @@ FRAME: Final = CallFrame(trigger=_CALLS, before=_CALLS + "{name}" + _ARGUMENTS, 
 
 class MistralParser(ToolParser):
     end_tokens = (*END_TOKENS, "</s>")
-    frame = Markers(_CALLS, *END_TOKENS, "</s>")
+    frame = Markers(_ID, _ARGUMENTS, _CALLS, *END_TOKENS, "</s>")
 
     def _answer(self) -> Steps[None]:
         markers = Markers(_CALLS, *self.end_tokens)
@@ -33,7 +33,7 @@ class MistralParser(ToolParser):
             self._hold(marker)
             yield from self._space(self._hold)
             if (yield from self._next()) in ("[", "{"):
-                yield from self._json_calls()
+                yield from self._json_calls(self._give_content)
             else:
                 yield from self._named_call()
             self._abandon()
