@@ -1,4 +1,5 @@
-"""`python -m gateway`: settings, logs, the server. Exit code 2 for a wrong setting."""
+"""`python -m gateway`: settings, logs, the server; `python -m gateway check`: the self-check in its place. Exit code 2
+for a wrong setting."""
 
 import errno
 import logging
@@ -11,11 +12,14 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 from gateway import logs
 from gateway.app import Gateway
+from gateway.check import command as check
 from gateway.server import serve
 from gateway.settings import Settings, SettingsError, load
 
 
 def main() -> int:
+    if sys.argv[1:2] == ["check"]:
+        return check.main(sys.argv[2:])
     try:
         settings = load()
         logs.configure(settings.log_level)

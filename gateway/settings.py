@@ -159,16 +159,22 @@ class Settings(BaseSettings):
         return self.model_dump(mode="json")
 
 
+_DESCRIPTION = (
+    "OpenAI-compatible HTTP API in front of Triton servers that host vLLM. `python -m gateway check`, with the same "
+    "settings, checks instead what works there; see `python -m gateway check --help`."
+)
+
+
 class _Flags(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise SettingsError(f"{message[0].upper()}{message[1:]}; `python -m gateway --help` lists all settings.")
+        raise SettingsError(f"{message[0].upper()}{message[1:]}; `{self.prog} --help` lists all settings.")
 
 
-def parser() -> argparse.ArgumentParser:
-    """One flag per setting."""
+def parser(program: str = "python -m gateway", description: str = _DESCRIPTION) -> argparse.ArgumentParser:
+    """One flag per setting, and --config."""
     flags = _Flags(
-        prog="python -m gateway",
-        description="OpenAI-compatible HTTP API in front of Triton servers that host vLLM.",
+        prog=program,
+        description=description,
         epilog="Every flag is also an environment variable (GATEWAY_PORT; GATEWAY_TRITON is a comma-separated list) "
         "and, but for --config, a key of the YAML file (port, triton). Flags win over the environment, the "
         "environment over the file.",
@@ -214,8 +220,13 @@ def _shown(default: Any) -> str:
 
 
 def load(arguments: Sequence[str] | None = None) -> Settings:
-    """Read all sources. Raises `SettingsError`."""
-    flags = {name: value for name, value in vars(parser().parse_args(arguments)).items() if value is not None}
+    """The settings of the command that serves. Raises `SettingsError`."""
+    return read(parser().parse_args(arguments))
+
+
+def read(given: argparse.Namespace) -> Settings:
+    """Read all sources, the flags of `parser` first. Raises `SettingsError`."""
+    flags = {name: value for name, value in vars(given).items() if value is not None}
     check_variables(os.environ, {"config", *Settings.model_fields})
     config = flags.pop("config", os.environ.get(variable("config")))
     if config is not None and not config.strip():

@@ -10,7 +10,8 @@ Control for tests, all JSON:
   POST   /mock/faults    add a fault; the oldest fault that fits a request is used
     which requests:  "model": name, "match": substring of text_input, "request_id": end of Triton's id,
                      "next": how many requests (null: all)
-    what happens:    "error_before": text             an error before the first response
+    what happens:    "forget": [names]                sampling parameters and inputs that are taken, but not obeyed
+                     "error_before": text             an error before the first response
                      "error_after": {"tokens": k, "error": text}
                      "finish_reason_error": true      vLLM ends the request with finish_reason error
                      "stall_before": true             nothing comes, no admission either
@@ -64,6 +65,13 @@ def _options(arguments: list[str] | None = None) -> Options:
         metavar="NAME",
         help="a model to load, may be given several times (all of the repository, or one named mock)",
     )
+    parser.add_argument(
+        "--without",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a sampling parameter or an input that this project's backend is too old to have",
+    )
     parser.add_argument("--model-repository", type=Path, metavar="DIR", help="Triton model repository to read")
     parser.add_argument("--server-version", default=defaults.server_version, help="Triton's version (%(default)s)")
     parser.add_argument(
@@ -80,6 +88,7 @@ def _options(arguments: list[str] | None = None) -> Options:
         port=given.port,
         stock=given.stock,
         scheduling_policy=given.scheduling_policy,
+        without=tuple(given.without),
         models=tuple(given.model),
         model_repository=given.model_repository,
         server_version=given.server_version,

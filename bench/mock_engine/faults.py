@@ -5,12 +5,15 @@ stalls. A request gets the oldest fault that fits it; a fault that is used up is
 """
 
 import asyncio
+import contextlib
+import json
 import random
 from collections.abc import Iterator
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from bench.mock_engine.backend import Values
 from bench.mock_engine.tokens import PIECE_BYTES
 
 
@@ -59,6 +62,8 @@ class Fault(_Strict):
     next: AtLeastOne | None = None
     """Only so many requests; null: all."""
 
+    forget: list[str] = []
+    """These sampling parameters and inputs are taken and then forgotten, as a backend with a bug would."""
     error_before: str | None = None
     """This error before the first response (HTTP 400), in place of the admission."""
     error_after: ErrorAfter | None = None
@@ -82,6 +87,16 @@ class Fault(_Strict):
     is full or the response ends."""
     text: str | Annotated[list[Piece], Field(min_length=1)] | None = None
     """The model says this, even where it breaks a constraint; a list gives its tokens one by one."""
+
+    def left_of(self, values: Values) -> Values:
+        """The inputs of a request without what is forgotten."""
+        left = {name: value for name, value in values.items() if name not in self.forget}
+        if self.forget and "sampling_parameters" in left:
+            with contextlib.suppress(ValueError, AttributeError):
+                parameters = json.loads(left["sampling_parameters"][0]).items()
+                kept = {name: value for name, value in parameters if name not in self.forget}
+                left["sampling_parameters"] = [json.dumps(kept)]
+        return left
 
     def write_sizes(self) -> Iterator[int] | None:
         """The sizes of the pieces, without end."""

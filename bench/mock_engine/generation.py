@@ -7,6 +7,7 @@ Free text is plain words in short sentences that end after 20 to 60 words; struc
 """
 
 import codecs
+import itertools
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,8 @@ from typing import Literal
 from bench.mock_engine.logprobs import DecodedTokens, Logprobs, drawn_rank, position_logprobs
 from bench.mock_engine.sampling import SamplingParams
 from bench.mock_engine.structured import EngineGaveUp, instance
-from bench.mock_engine.tokens import EOS, PieceTokenizer, pieces, token_id
+from bench.mock_engine.tokens import EOS, PieceTokenizer, is_token, pieces, token_id
+from bench.mock_engine.tokens import piece as piece_of
 from bench.mock_engine.words import WORDS
 
 FinishReason = Literal["stop", "length", "error", "repetition"]
@@ -73,7 +75,8 @@ def generate(
 def _piece_stream(
     seed: int, params: SamplingParams, limit: int, text: str | Sequence[str] | None
 ) -> Iterator[bytes | None]:
-    """The tokens' bytes; None is the end-of-sequence token. Endless where EOS is ignored."""
+    """The tokens' bytes; None is the end-of-sequence token. Endless where EOS is ignored, or only some tokens
+    are left to choose from."""
     rng = random.Random(seed)
     count = 0
     words_before_end = 0
@@ -85,6 +88,8 @@ def _piece_stream(
     elif params.constraint is not None:
         # A token is at least one byte and at most three.
         first = pieces(instance(params.constraint, seed, max_bytes=3 * limit))
+    elif allowed := [token for token in params.only_tokens if is_token(token)]:
+        yield from _only(allowed, params, rng)
     else:
         words_before_end = rng.randint(20, 60)
     for piece in first:
@@ -99,6 +104,18 @@ def _piece_stream(
         for piece in pieces(word):
             count += 1
             yield piece
+
+
+def _only(allowed: Sequence[int], params: SamplingParams, rng: random.Random) -> Iterator[bytes | None]:
+    """These tokens, for ever; words where the end is the only one of them and it is too early."""
+    words = (piece for word in _words(rng) for piece in pieces(word))
+    for count in itertools.count():
+        open_to = allowed if count >= params.min_tokens else [token for token in allowed if token != EOS]
+        if not open_to:
+            yield next(words)
+            continue
+        token = rng.choice(open_to)
+        yield None if token == EOS else piece_of(token)
 
 
 def _words(rng: random.Random) -> Iterator[bytes]:
@@ -155,7 +172,10 @@ class _Answer:
         text = "" if piece is None else self._decoder.decode(piece)
         # Below min_tokens vLLM's sampler cannot choose a stop token, and stop strings are not looked for.
         stops_count = count > params.min_tokens
-        if piece is None or (token in params.stop_token_ids and stops_count):
+        is_end = piece is None and not params.ignore_eos
+        if piece is None and not is_end and not params.skip_special_tokens:
+            text = piece_of(EOS).decode()
+        if is_end or (token in params.stop_token_ids and stops_count):
             delta.finish_reason = "stop"
             delta.stop_reason = None if piece is None else token
             if params.include_stop_str_in_output:
@@ -191,5 +211,5 @@ class _Answer:
     def _logprobs(self, token: int) -> Logprobs:
         params = self._params
         count = params.logprobs or 0
-        rank = 1 if params.greedy else drawn_rank(self._rng, count)
+        rank = 1 if params.takes_likeliest else drawn_rank(self._rng, count)
         return position_logprobs(token, rank, count, params.logprob_token_ids, self._decoded, self._rng)

@@ -6,6 +6,7 @@ input's name, `sampling_parameters.<key>`, or `prompt`.
 """
 
 import json
+from collections.abc import Sequence, Set
 from typing import Any, Literal
 
 from bench.mock_engine.backend import (
@@ -39,7 +40,8 @@ _SESSION_LENGTH = 1024
 
 
 class OwnBackend:
-    """`scheduling_policy` is the engine's: with `priority`, requests may have one. The mock has no queue to order."""
+    """`scheduling_policy` is the engine's: with `priority`, requests may have one. The mock has no queue to order.
+    `without` are sampling parameters and inputs that it is too old to have."""
 
     sees_close_at_once = True
     inputs: tuple[Tensor, ...] = (
@@ -61,8 +63,10 @@ class OwnBackend:
     )
     outputs: tuple[Tensor, ...] = _OUTPUTS
 
-    def __init__(self, scheduling_policy: SchedulingPolicy = "fcfs") -> None:
+    def __init__(self, scheduling_policy: SchedulingPolicy = "fcfs", without: Sequence[str] = ()) -> None:
         self._scheduling_policy = scheduling_policy
+        self._keys = KEYS.keys() - set(without)
+        self.inputs = tuple(tensor for tensor in OwnBackend.inputs if tensor.name not in without)
 
     def read(self, values: Values, model: Model) -> GenerateRequest:
         for name in ("image", "embedding_request"):
@@ -82,7 +86,7 @@ class OwnBackend:
             )
         self._check_engine_inputs(values)
         outputs = asked_outputs(values, self.outputs)
-        params = _sampling_params(first(values, "sampling_parameters", "{}"))
+        params = _sampling_params(first(values, "sampling_parameters", "{}"), self._keys)
         if params.prompt_logprobs is not None and "prompt_logprobs" not in outputs:
             raise _invalid("sampling_parameters.prompt_logprobs", "needs return_prompt_logprobs, which is not true.")
         try:
@@ -146,7 +150,7 @@ def _truncation(values: Values, model: Model) -> Truncation | None:
     return Truncation(model.max_model_len - 1 if tokens == -1 else tokens, side)
 
 
-def _sampling_params(text: str) -> SamplingParams:
+def _sampling_params(text: str, known: Set[str]) -> SamplingParams:
     try:
         given = json.loads(text)
     except ValueError as error:
@@ -155,7 +159,7 @@ def _sampling_params(text: str) -> SamplingParams:
         raise _invalid("sampling_parameters", "must be a JSON object.")
     values: dict[str, Any] = {}
     for key, value in given.items():
-        if key not in KEYS:
+        if key not in known:
             raise _invalid(f"sampling_parameters.{key}", "is not a sampling parameter of this backend.")
         if value is not None:
             if key == "lora_name":

@@ -119,8 +119,9 @@ def running_mock_engine(**options: Any) -> Iterator[MockEngine]:
 
 def _flags(options: dict[str, Any]) -> Iterator[str]:
     for name, value in options.items():
-        if name == "models":
-            yield from (part for model in value for part in ("--model", model))
+        if isinstance(value, list | tuple):
+            flag = {"models": "--model"}.get(name, f"--{name}")
+            yield from (part for one in value for part in (flag, one))
         elif value is True:
             yield f"--{name.replace('_', '-')}"
         elif value is not False and value is not None:

@@ -16,6 +16,8 @@ ConstraintKind = Literal["json", "json_object", "regex", "choice", "grammar", "s
 CONSTRAINT_KINDS: tuple[ConstraintKind, ...] = get_args(ConstraintKind)
 
 _GREEDY_BELOW = 1e-5
+_LEAST_TOP_P = 1e-3
+_MOST_BIAS = 100
 _SHAPING = (
     "presence_penalty",
     "frequency_penalty",
@@ -83,6 +85,8 @@ class SamplingParams:
     logprob_token_ids: tuple[int, ...] | None = None
     prompt_logprobs: int | None = None
     repetition_detection: RepetitionDetection | None = None
+    skip_special_tokens: bool = True
+    stream_interval: int = 1
     constraint: Constraint | None = None
     shaping: dict[str, Any] = field(default_factory=dict)
     """The other parameters that change a model's choice of tokens, by vLLM's names."""
@@ -99,6 +103,8 @@ class SamplingParams:
             "temperature",
             "logprobs",
             "prompt_logprobs",
+            "skip_special_tokens",
+            "stream_interval",
         )
         listed, repetition = values.get("logprob_token_ids"), values.get("repetition_detection")
         return cls(
@@ -114,6 +120,19 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         return self.temperature < _GREEDY_BELOW
+
+    @property
+    def takes_likeliest(self) -> bool:
+        """Whether every token is the likeliest one."""
+        shaping = self.shaping
+        limits = (shaping.get("top_k") == 1, shaping.get("top_p", 1) < _LEAST_TOP_P, shaping.get("min_p") == 1)
+        return self.greedy or any(limits)
+
+    @property
+    def only_tokens(self) -> tuple[int, ...]:
+        """The tokens that are left to choose from, by `allowed_token_ids` or a bias of 100; none where all are."""
+        biased = tuple(token for token, bias in (self.shaping.get("logit_bias") or {}).items() if bias == _MOST_BIAS)
+        return biased or tuple(self.shaping.get("allowed_token_ids") or ())
 
     @property
     def token_logprobs(self) -> bool:

@@ -62,6 +62,8 @@ class Options:
     """Behave as NVIDIA's stock backend instead of this project's."""
     scheduling_policy: SchedulingPolicy = "fcfs"
     """The engine's, for this project's backend: `priority` lets requests have one."""
+    without: tuple[str, ...] = ()
+    """Sampling parameters and inputs that this project's backend is too old to have."""
     models: tuple[str, ...] = ()
     """The models loaded at start. None given: all of the repository, or one named `mock` without a repository."""
     model_repository: Path | None = None
@@ -90,7 +92,9 @@ class MockServer:
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._dialect: Dialect = StockBackend() if options.stock else OwnBackend(options.scheduling_policy)
+        self._dialect: Dialect = (
+            StockBackend() if options.stock else OwnBackend(options.scheduling_policy, options.without)
+        )
         self._faults = Faults()
         self._records = Records()
         self._live = True

@@ -185,7 +185,7 @@ class _Call:
         if self._fault.error_before is not None:
             raise BackendError(self._fault.error_before)
         assert self._model.loaded is not None
-        request = self._dialect.read(self._body.values, self._model.loaded)
+        request = self._dialect.read(self._fault.left_of(self._body.values), self._model.loaded)
         self._record.admit(request.prompt_ids)
         row = _Rows(request, self._model.loaded, self._body.request_id).row
         if request.send_admission:
@@ -193,7 +193,7 @@ class _Call:
         await self._answer(request, row)
 
     async def _answer(self, request: GenerateRequest, row: Callable[[Delta], Row]) -> None:
-        tokens_per_response = (self._fault.merge or 1) if request.stream else None
+        tokens_per_response = (self._fault.merge or request.params.stream_interval) if request.stream else None
         pending: Delta | None = None
         self._next_token_at = time.monotonic()
         if self._fault.finish_reason_error:

@@ -93,3 +93,9 @@ def piece(token: int) -> bytes:
             number = token - first
             return number.to_bytes(length, "big") if number < 256**length else b""
     return b""
+
+
+def is_token(token: int) -> bool:
+    """Whether an answer can hold this token: the end, or what stands for a piece."""
+    data = piece(token)
+    return token == EOS or (bool(data) and token_id(data) == token)

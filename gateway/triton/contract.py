@@ -162,6 +162,7 @@ def refusal_text(body: bytes) -> str:
         return payload[:500].decode("utf-8", "replace")
 
 
+_NOT_A_PARAMETER = "is not a sampling parameter"
 _OURS_ERROR = re.compile(r"(INVALID_ARG|UNAVAILABLE|INTERNAL)(?: ([^\s:]+))?: (.*)", re.DOTALL)
 # Triton's own words for a Python backend whose process has died.
 _STUB_IS_GONE = re.compile(r"Stub process '[^']*' is not healthy")
@@ -186,9 +187,15 @@ def error_from(text: str, backend: Backend, places: Mapping[str, str]) -> ApiErr
         code, place, sentence = found.groups()
         if code == "INVALID_ARG":
             param = _client_param(place, places)
-            message = f"{param}: {sentence}" if param and param not in sentence else sentence
-            is_too_long = place == "prompt" and "context" in sentence
-            return bad_request(message, param, "context_length_exceeded" if is_too_long else "invalid_value")
+            message = f"{param}: {sentence}" if param and not sentence.startswith(param) else sentence
+            if place == "prompt" and "context" in sentence:
+                error_code = "context_length_exceeded"
+            elif _NOT_A_PARAMETER in sentence:
+                # Of an older backend: a newer one takes what the gateway sends.
+                error_code = "unsupported_parameter"
+            else:
+                error_code = "invalid_value"
+            return bad_request(message, param, error_code)
         if code == "UNAVAILABLE":
             return unavailable(sentence)
         return internal_error(sentence)

@@ -201,6 +201,20 @@ def test_a_priority_where_the_engine_schedules_by_it() -> None:
     assert request["inputs"]["priority"] == -3
 
 
+def test_an_older_backend_lacks_inputs_and_parameters() -> None:
+    with running_mock_engine(without=["priority", "min_p"], models=["m"]) as engine:
+        client = Client(engine)
+        metadata = json.loads(client.ask("GET", "/v2/models/m").content)
+        names = {tensor["name"] for tensor in metadata["inputs"]}
+        assert "priority" not in names
+        assert "session_id" in names
+        # As any key that is no input of the model.
+        assert client.stream(priority=5).status == 200
+        assert error_of(client.stream(sampling={"min_p": 0.5})) == (
+            "INVALID_ARG sampling_parameters.min_p: is not a sampling parameter of this backend."
+        )
+
+
 @pytest.mark.parametrize(
     ("tokens", "side", "of_text", "of_ids"),
     [

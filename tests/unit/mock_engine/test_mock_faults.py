@@ -118,6 +118,15 @@ def test_a_list_of_text_is_what_the_model_says_token_by_token(own: Client) -> No
     assert events[-1]["finish_reason"] == "stop"
 
 
+def test_what_is_forgotten_is_taken_but_not_obeyed(own: Client) -> None:
+    own.engine.add_fault(match="drop", forget=["max_tokens", "return_finish_reason"])
+    kept, dropped = (own.stream(f"{what} it", {"max_tokens": 2, "ignore_eos": True}) for what in ("keep", "drop"))
+    assert (len(kept.events), len(dropped.events)) == (2, 16)
+    assert "finish_reason" in kept.events[-1]
+    assert "finish_reason" not in dropped.events[-1]
+    assert own.engine.requests()[-1]["sampling_parameters"]["max_tokens"] == 2
+
+
 def test_an_error_after_tokens_leaves_what_was_produced(own: Client) -> None:
     own.engine.add_fault(error_after={"tokens": 5, "error": "INTERNAL: died"}, merge=3)
     *responses, last = own.stream(sampling=LONG, send_admission=True).events
@@ -167,6 +176,11 @@ def test_the_connection_is_dropped_after_bytes(own: Client, count: int) -> None:
         while part := connection.recv(65536):
             received += part
     assert len(received) == count
+
+
+def test_a_stream_interval_merges_tokens_too(own: Client) -> None:
+    events = own.stream(sampling={"max_tokens": 10, "ignore_eos": True, "stream_interval": 4}).events
+    assert [event["num_output_tokens"] for event in events] == [4, 4, 2]
 
 
 def test_merged_tokens_are_the_same_answer(either: Client) -> None:

@@ -1,6 +1,7 @@
 """The mock model as a pure function: text, stops, limits, counts, logprobs."""
 
 import itertools
+from typing import Any
 
 import pytest
 
@@ -46,6 +47,34 @@ def test_what_shapes_the_choice_of_tokens_changes_the_text() -> None:
 
 def test_a_greedy_answer_does_not_depend_on_what_only_sampling_needs() -> None:
     assert answer(temperature=0, seed=1, top_p=0.5) == answer(temperature=0, seed=2, top_k=5)
+
+
+def test_only_tokens_that_are_left_are_said() -> None:
+    allowed = [token_id(b"ab"), token_id(b"c")]
+    free, _ = answer(max_tokens=9)
+    assert set(answer(max_tokens=9, allowed_token_ids=allowed)[0]) == {"a", "b", "c"}
+    assert answer(max_tokens=2, logit_bias={allowed[0]: 100, 5: -100}) == ("abab", "length")
+    assert answer(max_tokens=9, logit_bias={allowed[0]: 99}) != ("ab" * 9, "length")
+    assert free not in (answer(max_tokens=9, allowed_token_ids=allowed)[0], "")
+
+
+def test_the_end_may_be_the_only_token_left() -> None:
+    assert answer(allowed_token_ids=[EOS]) == ("", "stop")
+    assert answer(allowed_token_ids=[EOS], ignore_eos=True, max_tokens=2) == ("", "length")
+    written_out = answer(allowed_token_ids=[EOS], ignore_eos=True, max_tokens=2, skip_special_tokens=False)
+    assert written_out == ("</s></s>", "length")
+    late = deltas(logit_bias={EOS: 100}, min_tokens=3)
+    assert ([delta.token_ids == [EOS] for delta in late], late[-1].finish_reason) == ([False] * 3 + [True], "stop")
+
+
+@pytest.mark.parametrize("limit", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1}, {"temperature": 0}])
+def test_a_limit_that_leaves_one_token_leaves_the_likeliest(limit: dict[str, float]) -> None:
+    def ranks(**sampling: Any) -> set[int]:
+        found = deltas(max_tokens=30, logprobs=1, **sampling)
+        return {entries[str(d.token_ids[0])]["rank"] for d in found for entries in d.logprobs or ()}
+
+    assert ranks(**limit) == {1}
+    assert ranks(top_k=2, top_p=0.5, min_p=0.5) > {1}
 
 
 def test_a_limit_gives_the_beginning_of_the_same_text() -> None:
