@@ -83,6 +83,11 @@ def _given_tokens(case: Case, _: Difference) -> bool:
     return _refuses(case) and bool(case.body.get("logprob_token_ids"))
 
 
+def _running_usage(case: Case, _: Difference) -> bool:
+    options = case.body.get("stream_options", {})
+    return _refuses(case) and bool(options.get("continuous_usage_stats")) and not options.get("include_usage")
+
+
 def _best_of(case: Case, _: Difference) -> bool:
     return _refuses(case) and case.body.get("best_of", 1) > 1
 
@@ -232,6 +237,12 @@ EXPLANATIONS = (
         "log probabilities.",
         f"[vllm#51789]({_VLLM}/pull/51789)",
         _given_tokens,
+    ),
+    Explanation(
+        ("status",),
+        "`continuous_usage_stats` without `include_usage` is refused; vLLM drops it silently.",
+        f"[vllm#5742]({_VLLM}/pull/5742)",
+        _running_usage,
     ),
     Explanation(
         ("status",),

@@ -1,6 +1,5 @@
 """The comparison itself: each request to both servers, one in flight, and what came of it."""
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -28,17 +27,13 @@ class Outcome:
         """The row of the table, and the details of what is unexplained."""
         case, unexplained = self.case, self.unexplained
         verdict = "DIFFERENT" if unexplained else "explained" if self.found else "same"
-        explained = {_without_index(one.place) for one, _ in self.found} if not unexplained else set()
+        explained = {one.fields[0] for _, one in self.found if one is not None}
         rows = [f"{verdict:<9}  {case.gateway.status}  {case.shape.name:<46} {', '.join(sorted(explained))}".rstrip()]
         for one in unexplained:
             rows.append(f"           {one.place}: gateway {_shown(one.gateway)}, vLLM {_shown(one.vllm)}")
         if unexplained and case.gateway.message != case.vllm.message:
             rows.append(f"           the gateway says {case.gateway.message!r}, vLLM says {case.vllm.message!r}")
         return rows
-
-
-def _without_index(place: str) -> str:
-    return re.sub(r"\[\d+\].*", "", place.rpartition("].")[2] or place)
 
 
 def _shown(value: object) -> str:
