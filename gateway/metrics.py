@@ -52,3 +52,9 @@ structured_violations_total = Counter(
     ["model", "kind"],
     registry=REGISTRY,
 )
+call_violations_total = Counter(
+    "gateway_tool_call_violations",
+    "Finished calls whose arguments do not obey the schema of their function.",
+    ["model"],
+    registry=REGISTRY,
+)

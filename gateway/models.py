@@ -4,6 +4,7 @@ Reads files, once, at start; what a request needs later is values. Raises `Setti
 sentence that names the setting or the file.
 """
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +14,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tokenizers import Tokenizer
 
 from gateway.files import is_folder, read_json, read_text
+from gateway.output.parsers import OutputFormat, recognise
 from gateway.repository import EngineArguments, checked_name, vllm_models
-from gateway.settings import ModelSettings, Settings
+from gateway.settings import NO_PARSER, ModelSettings, Settings
 from gateway.settings_error import SettingsError, mistake, shown
 from gateway.tokenizer import ModelTokenizer
 from gateway.translate.prompt import ChatTemplate
 from gateway.translate.sampling import model_defaults
+
+_log = logging.getLogger(__name__)
 
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -46,7 +50,8 @@ class ServedModel:
     tokenizer itself puts before every prompt, empty where it puts none. `max_model_len` is the context
     length where settings or engine arguments say it; `trained_len` what the model's own configuration
     says, which the engine may stretch or cut. `no_tokenizer` says, in a sentence for the client, why there is no
-    `tokenizer`."""
+    `tokenizer`. `output` is how its answers write calls and thinking; `tool_structural_tag` whether calls that it
+    may make are kept valid by the engine."""
 
     names: tuple[str, ...]
     triton_model: str
@@ -59,6 +64,8 @@ class ServedModel:
     trained_len: int | None
     defaults: Mapping[str, Any]
     added_bos: str
+    output: OutputFormat
+    tool_structural_tag: bool
 
 
 def served_models(settings: Settings) -> list[ServedModel]:
@@ -121,7 +128,31 @@ def _served(model: ModelSettings, engine: EngineArguments) -> ServedModel:
         trained_len=trained_len,
         defaults=defaults,
         added_bos=added_bos,
+        output=_output_format(model, template),
+        tool_structural_tag=model.tool_structural_tag,
     )
+
+
+def _output_format(model: ModelSettings, template: ChatTemplate | None) -> OutputFormat:
+    """Set, or recognised from the chat template; the log says which and why."""
+    recognised = recognise(template.source) if template else OutputFormat(None, None, "there is no chat template")
+
+    def chosen(setting: str | None, found: str | None) -> str | None:
+        return found if setting is None else None if setting == NO_PARSER else setting
+
+    output = OutputFormat(
+        chosen(model.tool_parser, recognised.tool_parser),
+        chosen(model.reasoning_parser, recognised.reasoning_parser),
+        recognised.why,
+    )
+    _log.info(
+        "model %s: tool parser %s, reasoning parser %s (%s)",
+        model.triton_model,
+        output.tool_parser or NO_PARSER,
+        output.reasoning_parser or NO_PARSER,
+        "as set" if model.tool_parser and model.reasoning_parser else output.why,
+    )
+    return output
 
 
 def _tokenizer_folder(model: ModelSettings, engine: EngineArguments) -> Path | None:

@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin
 
@@ -31,8 +31,12 @@ from pydantic_settings import (
 from gateway.addresses import check_base_url, check_host
 from gateway.environment import PREFIX, check_variables, is_service_url, variable
 from gateway.files import read_yaml
+from gateway.output.parsers import REASONING_PARSERS, TOOL_PARSERS
 from gateway.settings_error import SettingsError as SettingsError
 from gateway.settings_error import mistake, shown
+
+NO_PARSER = "none"
+"""The parser of a model whose answers are all content."""
 
 GrammarBackend = Literal["guidance", "xgrammar", "outlines", "lm-format-enforcer", "auto"]
 
@@ -57,6 +61,15 @@ def _is_served_name(name: str) -> str:
     if not name or name != name.strip() or not name.isprintable():
         raise ValueError(f"{shown(name)} must not be empty, nor begin or end with a blank")
     return name
+
+
+def _one_of(names: Sequence[str]) -> Callable[[str], str]:
+    def check(name: str) -> str:
+        if name not in (*names, NO_PARSER):
+            raise ValueError(f"{shown(name)} is none of {', '.join(names)} and {NO_PARSER}")
+        return name
+
+    return check
 
 
 def _urls(value: Any) -> Any:
@@ -111,6 +124,15 @@ class ModelSettings(BaseModel):
         None, description="the engine's grammar backend (structured_outputs_config.backend)"
     )
     max_model_len: int | None = Field(None, ge=1, description="the context length in tokens")
+    tool_parser: Annotated[str, AfterValidator(_one_of(TOOL_PARSERS))] | None = Field(
+        None, description="how the model writes tool calls; recognised from its chat template unless set"
+    )
+    reasoning_parser: Annotated[str, AfterValidator(_one_of(REASONING_PARSERS))] | None = Field(
+        None, description="how the model marks its thinking; recognised from its chat template unless set"
+    )
+    tool_structural_tag: bool = Field(
+        False, description="keep calls that the model may make (tool_choice auto) valid by a structural tag"
+    )
 
     @field_validator("names")
     @classmethod

@@ -12,7 +12,8 @@ from gateway.openai.fields import COMPLETION
 from gateway.openai.schema import CompletionRequest, StreamOptions, parse_completion
 from gateway.output.answer import Answer, usage_of
 from gateway.output.logprobs import CompletionLogprobs, TokenBytes
-from gateway.triton.contract import Backend, ModelContract
+from gateway.translate.structured import Constraint
+from gateway.triton.contract import Backend, Delta, ModelContract
 
 Prompt = str | list[int]
 
@@ -29,7 +30,9 @@ class Completions:
     def count_prompts(self, request: CompletionRequest) -> int:
         return len(_prompts(request))
 
-    def translate(self, request: CompletionRequest, model: ServedModel, contract: ModelContract) -> Translation:
+    def translate(
+        self, request: CompletionRequest, model: ServedModel, contract: ModelContract, constraint: Constraint | None
+    ) -> Translation:
         prompts = _prompts(request)
         adds = request.add_special_tokens is not False
         texts = _echoed(request, prompts, model, contract) if request.echo else []
@@ -46,7 +49,9 @@ class Completions:
         if request.echo and request.logprobs is not None:
             # The prompt's tokens are part of the answer, and the first has no log probability to be named by.
             outputs += [name for name in ("prompt_logprobs", "prompt_token_ids") if name not in outputs]
-        return Translation(sent, adds, outputs, places, partial(_Writer, request, model, texts))
+        return Translation(
+            sent, adds, outputs, places, partial(_Writer, request, model, texts), constraint=constraint
+        )
 
 
 def _prompts(request: CompletionRequest) -> Sequence[Prompt]:
@@ -126,7 +131,8 @@ class _Writer:
         self._begun: set[int] = set()
         self._logprobs: dict[int, CompletionLogprobs] = {}
 
-    def delta(self, answer: Answer, text: str, outputs: Mapping[str, Any]) -> bytes:
+    def delta(self, answer: Answer, delta: Delta) -> bytes:
+        text, outputs = delta.text, delta.outputs
         counts = self._counts(answer)
         begin = b""
         if answer.index not in self._begun:

@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from gateway import metrics
 from gateway.api.http import (
@@ -36,13 +36,14 @@ from gateway.openai import sse
 from gateway.openai.errors import ApiError, bad_request, unavailable
 from gateway.openai.fields import Field, judge_extras
 from gateway.output.answer import Answer, usage
+from gateway.output.events import OutputParser
 from gateway.output.logprobs import TokenBytes
 from gateway.routing.instances import Instance
 from gateway.routing.policy import choose
 from gateway.settings import Settings
 from gateway.translate.sampling import for_choice, inputs, refuse_missing, sampling_parameters
 from gateway.translate.structured import FIELDS, Constraint, constraint_of
-from gateway.triton.contract import GenerateRequest, ModelContract, request_body
+from gateway.triton.contract import Delta, GenerateRequest, ModelContract, request_body
 from gateway.triton.fan_out import FanOut
 from gateway.triton.generation import Generation
 
@@ -59,14 +60,24 @@ _Request = TypeVar("_Request", bound=Any)
 class Writer(Protocol):
     """How the answers of one request are written. Events come in the order of the deltas."""
 
-    def delta(self, answer: Answer, text: str, outputs: Mapping[str, Any]) -> bytes:
+    def delta(self, answer: Answer, delta: Delta) -> bytes:
         """The events of what one response added to `answer`."""
 
-    def finish(self, answer: Answer, reason: str) -> bytes: ...
+    def finish(self, answer: Answer, reason: str) -> bytes:
+        """The last events of one choice. `reason` is the engine's."""
 
     def end(self, counts: Mapping[str, int]) -> bytes: ...
 
     def whole(self, answers: Sequence[Answer], reasons: Sequence[str], counts: Mapping[str, int]) -> bytes: ...
+
+
+class Check(NamedTuple):
+    """What a finished answer must obey: `text` of it, by `constraint`. `is_call`: the text is the arguments of a call
+    that the model was free to make, so that a violation is the model's and not the engine's."""
+
+    constraint: Constraint
+    text: str
+    is_call: bool = False
 
 
 @dataclass(slots=True)
@@ -75,6 +86,9 @@ class Translation:
 
     `outputs` are the JSON outputs that are wanted. `places` says by what names the client knows the contract's
     (`contract.error_from`), given the number of a prompt. `writer` gets the answer's id and its time of creation.
+    `parser` makes a message of a choice's text, where it is more than content. `sampling` and `inputs` are added to
+    what the fields say; `constraint` is what binds the answer, `checks` what it is checked by in the end (None: its
+    text by the constraint).
     """
 
     prompts: Sequence[str | list[int]]
@@ -83,6 +97,11 @@ class Translation:
     places: Callable[[int], Mapping[str, str]]
     writer: Callable[[str, int], Writer]
     warnings: list[str] = field(default_factory=list)
+    parser: Callable[[], OutputParser | None] = lambda: None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    constraint: Constraint | None = None
+    checks: Callable[[Answer], list[Check]] | None = None
 
 
 class Dialect(Protocol[_Request]):
@@ -95,7 +114,10 @@ class Dialect(Protocol[_Request]):
 
     def count_prompts(self, request: _Request) -> int: ...
 
-    def translate(self, request: _Request, model: ServedModel, contract: ModelContract) -> Translation: ...
+    def translate(
+        self, request: _Request, model: ServedModel, contract: ModelContract, constraint: Constraint | None
+    ) -> Translation:
+        """`constraint` is what the request's own fields say."""
 
 
 @dataclass(slots=True)
@@ -108,6 +130,7 @@ class _Job(Generic[_Request]):
     answers: list[Answer]
     writer: Writer
     constraint: Constraint | None
+    checks: Callable[[Answer], list[Check]] | None
     headers: list[Header]
 
     @property
@@ -217,18 +240,22 @@ class GenerateRoute(Generic[_Request]):
                 "invalid_value",
             )
         warnings = judge_extras(request.model_extra or {}, self._dialect.table, strict=self._settings.strict_fields)
-        constraint = constraint_of({field: getattr(request, field, None) for field in FIELDS})
+        own = constraint_of({field: getattr(request, field, None) for field in FIELDS})
         sampling = sampling_parameters(request, model.defaults, model.max_model_len)
         further = inputs(request)
-        instance = self._choose(model)
+        instance, translation = self._translate(request, model, own)
+        contract = instance.models[model.triton_model]
+        constraint = translation.constraint
         if constraint is not None:
             metrics.structured_total.labels(model.names[0], constraint.kind).inc()
             constraint = await self._checker.check(constraint, model.grammar_backend)
-            # That may have taken a moment in which the instance was lost.
-            instance = self._choose(model)
-        contract = instance.models[model.triton_model]
-        refuse_missing(request, contract)
-        translation = self._dialect.translate(request, model, contract)
+            # That may have taken a moment in which the instance was lost; another one may have another backend.
+            now = self._choose(model)
+            if now.models[model.triton_model] != contract:
+                now, translation = self._translate(request, model, own)
+            instance, contract = now, now.models[model.triton_model]
+        sampling = {**sampling, **translation.sampling}
+        further = {**further, **translation.inputs}
         choices = request.n or 1
         answer_id = f"{self._dialect.id_prefix}-{request.request_id or uuid.uuid4().hex}"
         generations: list[Generation] = []
@@ -238,7 +265,7 @@ class GenerateRoute(Generic[_Request]):
             places = translation.places(number)
             for choice in range(choices):
                 index = len(answers)
-                answers.append(Answer(index, number))
+                answers.append(Answer(index, number, translation.parser()))
                 asked = GenerateRequest(
                     prompt,
                     for_choice(sampling, choice),
@@ -259,8 +286,18 @@ class GenerateRoute(Generic[_Request]):
             answers,
             translation.writer(answer_id, int(time.time())),
             constraint,
+            translation.checks,
             warning_headers(warnings + translation.warnings),
         )
+
+    def _translate(
+        self, request: _Request, model: ServedModel, constraint: Constraint | None
+    ) -> tuple[Instance, Translation]:
+        """For the instance that is the best one now."""
+        instance = self._choose(model)
+        contract = instance.models[model.triton_model]
+        refuse_missing(request, contract)
+        return instance, self._dialect.translate(request, model, contract, constraint)
 
     def _choose(self, model: ServedModel) -> Instance:
         instance = choose(self._instances, model.triton_model)
@@ -295,13 +332,16 @@ class GenerateRoute(Generic[_Request]):
                             continue
                         for delta in deltas:
                             answer.add(delta)
-                            out.append(writer.delta(answer, delta.text, delta.outputs))
+                            out.append(writer.delta(answer, delta))
                         self._saw_text(job, answer, started)
                 finally:
                     # Also what came before an end that is no proper one.
                     if data := b"".join(out):
                         await sink.write(data)
             await sink.write(writer.end(usage(job.answers)))
+            if job.checks is not None:
+                # Too late for this client; the operator is told all the same.
+                await self._violations(job, [a for a in job.answers if a.finish_reason == "stop"])
         except ApiError as error:
             await sink.write(sse.error_event(error))
         except asyncio.CancelledError:
@@ -318,26 +358,26 @@ class GenerateRoute(Generic[_Request]):
         await sink.end()
 
     async def _whole(self, job: _Job[_Request], started: float, send: Send) -> None:
+        ends: dict[int, str] = {}
         while news := await job.generations.next():
             for number, deltas in news:
                 answer = job.answers[number]
                 if deltas is None:
                     # An answer that is no proper one ends the others too, now.
-                    self._reason(job, answer)
+                    ends[number] = self._reason(job, answer)
                     continue
                 for delta in deltas:
                     answer.add(delta)
                 self._saw_text(job, answer, started)
-        reasons = [self._reason(job, answer) for answer in job.answers]
+        reasons = [ends[number] for number in range(len(job.answers))]
         headers = job.headers
-        if job.constraint is not None and not _may_be_cut(job.request):
-            finished = [answer for answer, reason in zip(job.answers, reasons, strict=True) if reason == "stop"]
-            headers = [*headers, *await self._violations(job.constraint, finished, job.model)]
+        finished = [answer for answer, reason in zip(job.answers, reasons, strict=True) if reason == "stop"]
+        headers = [*headers, *await self._violations(job, finished)]
         await send_json(send, 200, job.writer.whole(job.answers, reasons, usage(job.answers)), headers)
 
     def _reason(self, job: _Job[_Request], answer: Answer) -> str:
         try:
-            return answer.check_finished(job.constraint_kind)
+            return answer.finish(job.constraint_kind)
         except ApiError as error:
             raise (error if len(job.answers) == 1 else error.of(f"Choice {answer.index}")) from None
 
@@ -346,24 +386,37 @@ class GenerateRoute(Generic[_Request]):
             answer.begun = True
             metrics.time_to_first_token.labels(job.model.names[0]).observe(time.monotonic() - started)
 
-    async def _violations(self, constraint: Constraint, answers: Sequence[Answer], model: ServedModel) -> list[Header]:
-        """Check finished answers against their constraint: the client is told, the operator too."""
+    async def _violations(self, job: _Job[_Request], answers: Sequence[Answer]) -> list[Header]:
+        """Check finished answers against what binds them: the client is told, the operator too."""
         told = b""
-        for answer in answers:
+        name = job.model.names[0]
+        for check in (check for answer in answers for check in _checks(job, answer)):
+            kind = check.constraint.kind
             try:
-                found = await self._checker.violation(constraint, answer.text)
+                found = await self._checker.violation(check.constraint, check.text)
             except NotValidated as error:
-                metrics.structured_not_validated_total.labels(model.names[0], constraint.kind).inc()
-                _log.warning("an answer of model %s was not validated: %s", model.names[0], error)
+                metrics.structured_not_validated_total.labels(name, kind).inc()
+                _log.warning("an answer of model %s was not validated: %s", name, error)
                 told = told or b"not-validated"
                 continue
-            if found is not None:
-                metrics.structured_violations_total.labels(model.names[0], constraint.kind).inc()
-                _log.error(
-                    "an answer of model %s violates its %s constraint: %s", model.names[0], constraint.kind, found
-                )
-                told = b"violation"
+            if found is None:
+                continue
+            told = b"violation"
+            if check.is_call:
+                metrics.call_violations_total.labels(name).inc()
+                _log.warning("a call by model %s violates the schema of its function: %s", name, found)
+            else:
+                metrics.structured_violations_total.labels(name, kind).inc()
+                _log.error("an answer of model %s violates its %s constraint: %s", name, kind, found)
         return [(b"x-gateway-structured-output", told)] if told else []
+
+
+def _checks(job: _Job[Any], answer: Answer) -> list[Check]:
+    if _may_be_cut(job.request):
+        return []
+    if job.checks is not None:
+        return job.checks(answer)
+    return [] if job.constraint is None else [Check(job.constraint, answer.text)]
 
 
 def json_outputs(request: Any, contract: ModelContract, *, logprobs: bool) -> list[str]:

@@ -178,15 +178,15 @@ _CHAT = (
     _ignored("safety_identifier", "Names the end user."),
     _ignored("prompt_cache_key", "A hint for a cache; vLLM's prefix cache needs none."),
     _ignored("service_tier", "There is one tier.", only=("auto", "default")),
-    # To come.
-    _later("tools", _O, "Tools that the model may call.", []),
-    _later("tool_choice", _O, "Which tool is called.", "none"),
-    _later("parallel_tool_calls", _O, "Several calls in one answer; without tools it asks for nothing.", True, False),
-    _later("functions", _O, "The older form of tools.", []),
-    _later("function_call", _O, "The older form of tool_choice.", "none"),
-    _later("reasoning_effort", _O, "How long a reasoning model thinks."),
-    _later("include_reasoning", _V, "Whether the thinking is part of the answer.", True),
+    # Tools and thinking.
+    _done("tools", _O, "Functions that the model may call, shown to it by its chat template.", []),
+    _done("tool_choice", _O, "none, auto, required, one function, or allowed_tools; auto unless set."),
+    _done("parallel_tool_calls", _O, "false: at most one call."),
+    _done("reasoning_effort", _O, "Given to the chat template."),
+    _done("include_reasoning", _V, "false: the thinking is left out of the answer."),
     # Not what this server does.
+    _refused("functions", _O, "The older form of tools.", []),
+    _refused("function_call", _O, "The older form of tool_choice.", "none"),
     _refused("audio", _O, "Spoken answers: text only."),
     _refused("modalities", _O, "Text only.", ["text"]),
     _refused("prediction", _O, "Predicted outputs: the engine has no such thing."),

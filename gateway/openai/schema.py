@@ -23,8 +23,11 @@ _INT64 = 2**63
 _MAX_MESSAGES = 10_000
 _MAX_ITEMS = 10_000
 _MAX_PARTS = 1_000
+_MAX_TOOLS = 1_000
 _MAX_PROMPTS = 2_048
 _MAX_PROMPT_TOKENS = 4_000_000
+
+_VISIBLE = r"^[\x21-\x7e]{1,256}$"
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 NonEmpty = Annotated[str, Field(min_length=1)]
@@ -40,12 +43,47 @@ class ContentPart(_Body):
     text: str | None = None
 
 
+# OpenAI's rule for a function's name.
+_FUNCTION_NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
+FunctionName = Annotated[str, Field(pattern=_FUNCTION_NAME)]
+
+
+class CalledFunction(_Body):
+    name: NonEmpty
+    arguments: str = ""
+
+
+class ToolCall(_Body):
+    """A call that the assistant made, in the history."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class Message(_Body):
     """One message; what is not typed here is judged when it is rendered."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | Annotated[list[ContentPart], Field(max_length=_MAX_PARTS, fail_fast=True)] | None = None
     name: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=_MAX_TOOLS, fail_fast=True)] | None = None
+    tool_call_id: str | None = None
+    # The thinking of an earlier answer: `reasoning_content` is the older name of `reasoning`.
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+
+class Function(_Body):
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(_Body):
+    type: Literal["function"]
+    function: Function
 
 
 _Request = TypeVar("_Request", bound=_Body)
@@ -123,7 +161,7 @@ class _GenerateRequest(_Body):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     # It stands in every chunk of the answer and in the engine's log.
-    request_id: Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,256}$")] | None = None
+    request_id: Annotated[str, Field(pattern=_VISIBLE)] | None = None
 
 
 class ChatRequest(_GenerateRequest):
@@ -141,6 +179,13 @@ class ChatRequest(_GenerateRequest):
     documents: Annotated[list[dict[str, Any]], Field(max_length=_MAX_ITEMS, fail_fast=True)] | None = None
     echo: bool | None = None
     return_prompt_text: bool | None = None
+
+    tools: Annotated[list[Tool], Field(max_length=_MAX_TOOLS, fail_fast=True)] | None = None
+    # Judged by `gateway.translate.tools`, which knows the tools that it names.
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    include_reasoning: bool | None = None
 
 
 TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=_MAX_PROMPT_TOKENS, fail_fast=True)]
@@ -277,6 +322,11 @@ def _field(error: ErrorDetails) -> tuple[int | str, ...]:
     return location
 
 
+_PATTERNS = {
+    _VISIBLE: "be 1 to 256 visible ASCII characters",
+    _FUNCTION_NAME: "be 1 to 64 letters, digits, '_', '-' or '.'",
+}
+
 _TYPE_NAMES = {
     "string_type": "a string",
     "int_type": "an integer",
@@ -293,7 +343,7 @@ def _reason(error: ErrorDetails) -> str:
     if kind in ("string_too_short", "too_short"):
         return "not be empty"
     if kind == "string_pattern_mismatch":
-        return "be 1 to 256 visible ASCII characters"
+        return _PATTERNS[error["ctx"]["pattern"]]
     if kind in ("string_too_long", "too_long"):
         unit = "characters" if kind == "string_too_long" else "elements"
         return f"hold at most {error['ctx']['max_length']} {unit}"

@@ -17,7 +17,7 @@ Usage = Mapping[str, int]
 Members = Mapping[str, Any]
 """Further members of a choice or of an answer: what only some requests ask for."""
 
-_NONE: Members = {}
+NONE: Members = {}
 _OPEN_END = b',"finish_reason":null'
 
 
@@ -57,7 +57,7 @@ class _Stream:
 class ChatStream(_Stream):
     kind = "chat.completion.chunk"
 
-    def role(self, index: int, usage: Usage | None, members: Members = _NONE) -> bytes:
+    def role(self, index: int, usage: Usage | None, members: Members = NONE) -> bytes:
         """The first event of a choice; `members` are the answer's."""
         choice = b'%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]' % index
         return self._choice + choice + _more(members) + self._tail(usage)
@@ -68,13 +68,26 @@ class ChatStream(_Stream):
         text: str,
         usage: Usage | None,
         logprobs: Sequence[Members] | None = None,
-        members: Members = _NONE,
+        members: Members = NONE,
     ) -> bytes:
         content = b'%d,"delta":{"content":' % index + orjson.dumps(text)
         shown = b'},"logprobs":null' if logprobs is None else b'},"logprobs":' + orjson.dumps(_content(logprobs))
         return self._choice + content + shown + _OPEN_END + _more(members) + b"}]" + self._tail(usage)
 
-    def finish(self, index: int, reason: str, usage: Usage | None, members: Members = _NONE) -> bytes:
+    def delta(
+        self,
+        index: int,
+        delta: Members,
+        usage: Usage | None,
+        logprobs: Sequence[Members] | None = None,
+        members: Members = NONE,
+    ) -> bytes:
+        """An event of anything but content: reasoning, calls, or log probabilities of a text that is held back."""
+        choice = b'%d,"delta":' % index + orjson.dumps(delta) + b',"logprobs":'
+        shown = b"null" if logprobs is None else orjson.dumps(_content(logprobs))
+        return self._choice + choice + shown + _OPEN_END + _more(members) + b"}]" + self._tail(usage)
+
+    def finish(self, index: int, reason: str, usage: Usage | None, members: Members = NONE) -> bytes:
         choice = b'%d,"delta":{},"logprobs":null,"finish_reason":' % index + orjson.dumps(reason)
         return self._choice + choice + _more(members) + b"}]" + self._tail(usage)
 
@@ -83,13 +96,13 @@ class CompletionStream(_Stream):
     kind = "text_completion"
 
     def text(
-        self, index: int, text: str, usage: Usage | None, logprobs: Members | None = None, members: Members = _NONE
+        self, index: int, text: str, usage: Usage | None, logprobs: Members | None = None, members: Members = NONE
     ) -> bytes:
         shown = b',"logprobs":' + (b"null" if logprobs is None else orjson.dumps(logprobs))
         content = b'%d,"text":' % index + orjson.dumps(text) + shown
         return self._choice + content + _OPEN_END + _more(members) + b"}]" + self._tail(usage)
 
-    def finish(self, index: int, reason: str, usage: Usage | None, members: Members = _NONE) -> bytes:
+    def finish(self, index: int, reason: str, usage: Usage | None, members: Members = NONE) -> bytes:
         choice = b'%d,"text":"","logprobs":null,"finish_reason":' % index + orjson.dumps(reason)
         return self._choice + choice + _more(members) + b"}]" + self._tail(usage)
 
@@ -103,12 +116,39 @@ def _content(logprobs: Sequence[Members]) -> Members:
     return {"content": logprobs, "refusal": None}
 
 
+def call_start(index: int, call_id: str, name: str) -> dict[str, Any]:
+    """The first delta of a call. The later ones must not repeat what clients would add up."""
+    function = {"name": name, "arguments": ""}
+    return {"tool_calls": [{"index": index, "id": call_id, "type": "function", "function": function}]}
+
+
+def call_arguments(index: int, text: str) -> dict[str, Any]:
+    return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+
+
+def chat_message(content: str | None, reasoning: str = "", calls: Sequence[Members] = ()) -> dict[str, Any]:
+    """`calls` have id, name and arguments."""
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = [
+            {
+                "id": call["id"],
+                "type": "function",
+                "function": {"name": call["name"], "arguments": call["arguments"]},
+            }
+            for call in calls
+        ]
+    return message
+
+
 def chat_choice(
-    index: int, text: str, reason: str, logprobs: Sequence[Members] | None, members: Members
+    index: int, message: Members, reason: str, logprobs: Sequence[Members] | None, members: Members
 ) -> dict[str, Any]:
     return {
         "index": index,
-        "message": {"role": "assistant", "content": text, "refusal": None},
+        "message": message,
         "logprobs": None if logprobs is None else _content(logprobs),
         "finish_reason": reason,
         **members,
@@ -126,7 +166,7 @@ def whole(
     model: str,
     choices: Sequence[Members],
     usage: Usage,
-    members: Members = _NONE,
+    members: Members = NONE,
 ) -> bytes:
     """The body of an answer that was not streamed."""
     head = {"id": answer_id, "object": kind, "created": created, "model": model}

@@ -1,9 +1,11 @@
-"""What an answer has come to so far: text, finish reason, counts, log probabilities. Incremental, no I/O."""
+"""What an answer has come to so far: text, finish reason, counts, log probabilities, and the message that the text
+says. Incremental, no I/O."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from gateway.openai.errors import ApiError, internal_error, unavailable
+from gateway.output.events import CallArguments, CallStart, Content, Event, OutputParser, Reasoning
 from gateway.output.logprobs import Position
 from gateway.triton.contract import Delta
 
@@ -12,13 +14,60 @@ from gateway.triton.contract import Delta
 _TRUTHFUL = {"stop", "length", "repetition"}
 
 
-class Answer:
-    """One choice. `index` is its number among all choices, `prompt` that of its prompt. Counts are in tokens; a
-    response of the engine says how many it adds. What was not asked of the engine stays empty or None."""
+class Call(NamedTuple):
+    """A finished call; `arguments` is JSON text as far as the model wrote JSON."""
 
-    def __init__(self, index: int, prompt: int) -> None:
+    id: str
+    name: str
+    arguments: str
+
+
+class Message:
+    """What a parser has made of a text: content, reasoning and calls."""
+
+    def __init__(self) -> None:
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[tuple[CallStart, list[str]]] = []
+
+    def add(self, events: Iterable[Event]) -> None:
+        for event in events:
+            match event:
+                case Content(text):
+                    self._content.append(text)
+                case Reasoning(text):
+                    self._reasoning.append(text)
+                case CallStart():
+                    self._calls.append((event, []))
+                case CallArguments(index, text):
+                    self._calls[index][1].append(text)
+
+    @property
+    def content(self) -> str:
+        return "".join(self._content)
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(self._reasoning)
+
+    @property
+    def calls(self) -> list[Call]:
+        return [Call(start.id, start.name, "".join(arguments)) for start, arguments in self._calls]
+
+
+class Answer:
+    """One choice. `index` is its number among all choices, `prompt` that of its prompt; `parser` makes a
+    message of the text, where it is more than content. Counts are in tokens; a response of the engine says how many
+    it adds. What was not asked of the engine stays empty or None."""
+
+    def __init__(self, index: int, prompt: int, parser: OutputParser | None = None) -> None:
         self.index = index
         self.prompt = prompt
+        self.parser = parser
+        self.message = Message()
+        self.events: list[Event] = []
+        """What the last response, or the end, made certain of the message."""
+        self.reasoning_tokens = 0
         self.parts: list[str] = []
         self.begun = False
         self.finish_reason: str | None = None
@@ -41,6 +90,14 @@ class Answer:
         self.finish_reason = delta.finish_reason or self.finish_reason
         if delta.outputs:
             self._add_outputs(delta.outputs)
+        if self.parser is not None:
+            self._parse(self.parser, delta)
+
+    def _parse(self, parser: OutputParser, delta: Delta) -> None:
+        thought = parser.in_reasoning
+        self.events = parser.feed(delta.text)
+        self.reasoning_tokens += _of_reasoning(delta, self.events, thought, parser.in_reasoning)
+        self.message.add(self.events)
 
     def _add_outputs(self, outputs: Mapping[str, Any]) -> None:
         self.logprobs += outputs.get("logprobs") or ()
@@ -49,10 +106,13 @@ class Answer:
             if outputs.get(once) is not None:
                 setattr(self, once, outputs[once])
 
-    def check_finished(self, constraint_kind: str | None) -> str:
-        """The finish reason of an answer whose stream has ended; an `ApiError` where it is no proper end."""
+    def finish(self, constraint_kind: str | None) -> str:
+        """The stream has ended: the engine's finish reason, or an `ApiError` where it is no proper end."""
         reason = self.finish_reason
         if reason in _TRUTHFUL:
+            if self.parser is not None:
+                self.events = self.parser.finish(reason)
+                self.message.add(self.events)
             return reason
         if reason is None:
             raise unavailable("The engine ended the answer without saying why.")
@@ -63,7 +123,19 @@ class Answer:
         raise internal_error(f"it ended the answer with the unknown reason {reason!r}")
 
 
-def usage(answers: Iterable[Answer]) -> dict[str, int]:
+def _of_reasoning(delta: Delta, events: Iterable[Event], before: bool, after: bool) -> int:
+    """How many of a response's tokens are reasoning. A response rarely holds the end of the thinking together with
+    text behind it; its tokens are then shared out by their texts."""
+    if not before and not after:
+        return 0
+    thought = sum(len(event.text) for event in events if isinstance(event, Reasoning))
+    said = sum(len(event.text) for event in events if isinstance(event, Content | CallArguments))
+    if after or not said:
+        return delta.new_tokens
+    return min(delta.new_tokens, max(1, round(delta.new_tokens * thought / (thought + said))))
+
+
+def usage(answers: Sequence[Answer]) -> dict[str, Any]:
     """The usage of a request: each prompt counts once, however many choices it has."""
     prompts: dict[int, int] = {}
     completion_tokens = 0
@@ -71,10 +143,14 @@ def usage(answers: Iterable[Answer]) -> dict[str, int]:
         # Of a request that has failed, not every choice has heard of its prompt.
         prompts[answer.prompt] = max(prompts.get(answer.prompt, 0), answer.prompt_tokens)
         completion_tokens += answer.completion_tokens
-    return usage_of(sum(prompts.values()), completion_tokens)
+    counts = usage_of(sum(prompts.values()), completion_tokens)
+    if any(answer.parser for answer in answers):
+        reasoning = sum(answer.reasoning_tokens for answer in answers)
+        counts["completion_tokens_details"] = {"reasoning_tokens": reasoning}
+    return counts
 
 
-def usage_of(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+def usage_of(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,

@@ -1,8 +1,8 @@
 """Messages → prompt text, through the model's chat template. Pure: no I/O.
 
 The template runs in `transformers`' own sandbox and is compiled once. What a template cannot show is
-refused or warned about, never dropped: content other than text, roles that belong to tools, a name
-that the template does not read.
+refused or warned about, never dropped: content other than text, tools or thinking that the template does not
+read, a name.
 """
 
 import logging
@@ -17,12 +17,13 @@ import jinja2.nodes
 from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
 from gateway.openai.errors import bad_request, not_supported_yet
-from gateway.openai.schema import ContentPart, Message
+from gateway.openai.json_text import loads
+from gateway.openai.schema import ContentPart, Message, Tool, ToolCall
 
 _log = logging.getLogger(__name__)
 
 _LATER_PARTS = {"image_url", "input_audio", "file", "video_url", "audio_url", "image", "image_embeds"}
-_LATER_MEMBERS = ("tool_calls", "tool_call_id", "function_call", "reasoning", "reasoning_content", "audio", "refusal")
+_LATER_MEMBERS = ("function_call", "audio", "refusal")
 # What `render_jinja_template` and the template take as their own.
 _RESERVED = {
     "add_generation_prompt",
@@ -54,7 +55,7 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        self._source = source
+        self.source = source
         self._special_tokens = dict(special_tokens)
         try:
             tree = _compile_jinja_template(source).environment.parse(source)
@@ -64,6 +65,8 @@ class ChatTemplate:
         self._takes_text = not self._takes_parts or re.search(r"\bis\s+(not\s+)?string\b", source) is not None
         self._variables = jinja2.meta.find_undeclared_variables(tree)
         self._knows_developer = re.search(r"""['"]developer['"]""", source) is not None
+        self.takes_tools = "tools" in self._variables
+        self._takes_calls = "tool_calls" in source
         self._reads_name = re.search(r"""\[['"]name['"]\]|\.name\b""", source) is not None
 
     def render(
@@ -73,6 +76,8 @@ class ChatTemplate:
         add_generation_prompt: bool | None = None,
         continue_final_message: bool | None = None,
         documents: list[dict[str, Any]] | None = None,
+        tools: Sequence[Tool] = (),
+        reasoning_effort: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> Prompt:
         """Render what a request asks for; what the template or the messages forbid is a 400."""
@@ -81,10 +86,14 @@ class ChatTemplate:
         if not self._knows_developer and any(message.role == "developer" for message in messages):
             rendered_messages = _with_one_system_message(rendered_messages)
         variables = self._variables_of(chat_template_kwargs or {})
+        if reasoning_effort is not None:
+            variables["reasoning_effort"] = reasoning_effort
         warnings += self._unread(
             {f"chat_template_kwargs.{name}": name for name in chat_template_kwargs or {}}
             | ({} if documents is None else {"documents": "documents"})
             | ({} if add_generation_prompt is None else {"add_generation_prompt": "add_generation_prompt"})
+            | ({} if reasoning_effort is None else {"reasoning_effort": "reasoning_effort"})
+            | ({"tools": "tools"} if tools else {})
         )
         if continue_final_message and add_generation_prompt:
             raise bad_request(
@@ -97,8 +106,9 @@ class ChatTemplate:
             # Its annotation says str; it returns the rendered chats and the assistants' indices.
             rendered: Any = render_jinja_template(
                 conversations=[rendered_messages],
-                chat_template=self._source,
+                chat_template=self.source,
                 documents=documents,
+                tools=[tool.model_dump(exclude_none=True) for tool in tools] or None,
                 continue_final_message=bool(continue_final_message),
                 add_generation_prompt=add_generation_prompt,
                 **variables,
@@ -131,8 +141,10 @@ class ChatTemplate:
 
     def _message(self, message: Message, place: str, warnings: list[str]) -> dict[str, Any]:
         role = message.role
-        if role in ("tool", "function"):
-            raise not_supported_yet(f"{place}.role {role!r}", param=f"{place}.role")
+        if role == "function":
+            raise bad_request(
+                f"{place}.role: 'function' is the older form of 'tool', which is supported.", f"{place}.role"
+            )
         extras = message.model_extra or {}
         for name, value in extras.items():
             if value is None or value == []:
@@ -140,15 +152,46 @@ class ChatTemplate:
             if name in _LATER_MEMBERS:
                 raise not_supported_yet(f"{place}.{name}")
             warnings.append(f"unknown field '{place}.{name}' was ignored")
-        if message.content is None:
-            raise bad_request(f"{place}.content is required.", param=f"{place}.content")
-        content = self._content(message.content, f"{place}.content", warnings)
-        rendered: dict[str, Any] = {"role": role, "content": content}
+        content = message.content
+        if content is None:
+            if not message.tool_calls:
+                raise bad_request(f"{place}.content is required.", param=f"{place}.content")
+            # As vLLM renders it: a message of calls alone has an empty text.
+            content = ""
+        rendered: dict[str, Any] = {"role": role, "content": self._content(content, f"{place}.content", warnings)}
+        rendered |= self._assistants(message, place, warnings)
+        if message.tool_call_id is not None:
+            if role != "tool":
+                raise bad_request(f"{place}.tool_call_id belongs to the role 'tool'.", f"{place}.tool_call_id")
+            rendered["tool_call_id"] = message.tool_call_id
         if message.name is not None:
             rendered["name"] = message.name
             if not self._reads_name:
                 warnings.append(f"{place}.name is not read by the model's chat template")
         return rendered
+
+    def _assistants(self, message: Message, place: str, warnings: list[str]) -> dict[str, Any]:
+        """The members that only an earlier answer has: its calls and its thinking."""
+        members: dict[str, Any] = {}
+        if message.tool_calls:
+            if message.role != "assistant":
+                raise bad_request(f"{place}.tool_calls belongs to the role 'assistant'.", f"{place}.tool_calls")
+            if not self._takes_calls:
+                warnings.append(f"{place}.tool_calls is not read by the model's chat template")
+            members["tool_calls"] = [
+                _call(call, f"{place}.tool_calls[{index}]") for index, call in enumerate(message.tool_calls)
+            ]
+        reasoning = message.reasoning if message.reasoning is not None else message.reasoning_content
+        if reasoning is not None:
+            if message.role != "assistant":
+                raise bad_request(
+                    f"{place}.reasoning_content belongs to the role 'assistant'.", f"{place}.reasoning_content"
+                )
+            # Templates know it by either name.
+            members |= {"reasoning": reasoning, "reasoning_content": reasoning}
+            if "reasoning" not in self.source:
+                warnings.append(f"{place}.reasoning_content is not read by the model's chat template")
+        return members
 
     def _content(self, content: str | list[ContentPart], place: str, warnings: list[str]) -> str | list[dict[str, str]]:
         if isinstance(content, str):
@@ -171,6 +214,21 @@ def _with_one_system_message(messages: list[dict[str, Any]]) -> list[dict[str, A
     others = [message for message in messages if message["role"] not in ("system", "developer")]
     one: dict[str, Any] = {"role": "system", "content": merged}
     return [one, *others]
+
+
+def _call(call: ToolCall, place: str) -> dict[str, Any]:
+    """A call as templates take it: its arguments are an object, not its text (transformers' chat templates)."""
+    place = f"{place}.function.arguments"
+    text = call.function.arguments
+    try:
+        # Some clients write nothing for a tool without parameters.
+        arguments = loads(text) if text.strip() else {}
+    except ValueError as error:
+        raise bad_request(f"{place} is not valid JSON: {error}.", place, "invalid_value") from None
+    if not isinstance(arguments, dict):
+        raise bad_request(f"{place} must be the JSON text of an object.", place, "invalid_value")
+    function = {"name": call.function.name, "arguments": arguments}
+    return {"type": "function", "function": function} | ({} if call.id is None else {"id": call.id})
 
 
 def _text_of(part: ContentPart, place: str, warnings: list[str]) -> str:

@@ -15,6 +15,9 @@ from tests.support.gateway import Gateway, running_gateway
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    # What tells the gateway that the model writes calls as Hermes does.
+    """{# <tool_call>{"name": … } #}"""
+    "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{{ reasoning_effort or '' }}"
     "{% for document in documents or [] %}{{ document['title'] }}{% endfor %}{{ mood or '' }}"
 )
 

@@ -21,6 +21,7 @@ from gateway.api.generate import GenerateRoute
 from gateway.api.in_flight import InFlight
 from gateway.checker import Checker
 from gateway.models import ServedModel
+from gateway.output.parsers import OutputFormat
 from gateway.routing.instances import Instance
 from gateway.settings import Settings
 from gateway.translate.prompt import ChatTemplate
@@ -107,6 +108,8 @@ MODEL = ServedModel(
     trained_len=None,
     defaults={},
     added_bos="",
+    output=OutputFormat(None, None),
+    tool_structural_tag=False,
 )
 
 

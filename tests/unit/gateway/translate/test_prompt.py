@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gateway.openai.errors import ApiError
-from gateway.openai.schema import parse_chat
+from gateway.openai.schema import Tool, parse_chat
 from gateway.translate.prompt import ChatTemplate, Prompt
 
 PLAIN = (
@@ -60,12 +60,20 @@ def test_text_parts_become_what_the_template_takes() -> None:
     assert render(ONLY_PARTS, {"role": "user", "content": "ab"}).text == "[ab]"
 
 
+def call(name: str, arguments: str) -> dict[str, Any]:
+    return {"id": f"id-{name}", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
 @pytest.mark.parametrize(
     ("message", "param"),
     [
-        ({"role": "tool", "content": "x"}, "messages[0].role"),
         ({"role": "function", "content": "x"}, "messages[0].role"),
-        ({"role": "assistant", "content": None, "tool_calls": [{}]}, "messages[0].tool_calls"),
+        ({"role": "assistant", "tool_calls": [{}]}, "messages[0].tool_calls[0].function"),
+        ({"role": "user", "content": "x", "tool_calls": [call("f", "{}")]}, "messages[0].tool_calls"),
+        ({"role": "user", "content": "x", "tool_call_id": "1"}, "messages[0].tool_call_id"),
+        ({"role": "user", "content": "x", "reasoning": "r"}, "messages[0].reasoning_content"),
+        ({"role": "assistant", "tool_calls": [call("f", "{")]}, "messages[0].tool_calls[0].function.arguments"),
+        ({"role": "assistant", "tool_calls": [call("f", "[1]")]}, "messages[0].tool_calls[0].function.arguments"),
         ({"role": "user"}, "messages[0].content"),
         ({"role": "user", "content": []}, "messages[0].content"),
         (
@@ -81,6 +89,39 @@ def test_what_cannot_be_shown_is_refused_by_place(message: dict[str, Any], param
     with pytest.raises(ApiError) as caught:
         render(PLAIN, message)
     assert (caught.value.status, caught.value.param) == (400, param)
+
+
+TOOLS = (
+    "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.name }}({{ c.function.arguments | tojson }}){% endfor %}"
+    "{{ m.tool_call_id or '' }}{{ m.reasoning_content or '' }}{% endfor %}{{ reasoning_effort or '' }}"
+)
+
+
+def test_calls_and_their_results_are_shown_as_templates_take_them() -> None:
+    """The arguments as an object; nothing written for them is no argument."""
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": None, "tool_calls": [call("f", '{"a": [1, "x"]}'), call("g", "")]},
+        {"role": "tool", "content": "r", "tool_call_id": "id-f"},
+        {"role": "assistant", "content": "done", "reasoning": "thought"},
+    ]
+    shown = render(TOOLS, *messages)
+    assert shown.text == '<user>q<assistant>f({"a": [1, "x"]})g({})<tool>rid-f<assistant>donethought'
+    assert shown.warnings == []
+
+
+def test_tools_and_effort_are_given_to_the_template() -> None:
+    tool = Tool.model_validate({"type": "function", "function": {"name": "f", "description": "d"}})
+    message = {"role": "user", "content": "q"}
+    shown = render(TOOLS, message, tools=[tool], reasoning_effort="low")
+    assert shown.text == '{"type": "function", "function": {"name": "f", "description": "d"}}<user>qlow'
+    unread = render(PLAIN, message, tools=[tool], reasoning_effort="low").warnings
+    assert [name for name in ("tools", "reasoning_effort") if any(name in warning for warning in unread)] == [
+        "tools",
+        "reasoning_effort",
+    ]
+    assert len(unread) == 2
 
 
 def test_empty_members_of_a_replayed_answer_are_no_request() -> None:

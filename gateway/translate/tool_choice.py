@@ -1,0 +1,152 @@
+"""Tools and `tool_choice` → which functions the model is shown and may call, and what binds its answer. Pure.
+
+How calls are written and read is `gateway.output`'s matter; the constraints of bound answers are made in
+`gateway.translate.tools`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.openai.errors import ApiError, bad_request
+from gateway.openai.schema import Tool
+from gateway.translate.structured import Constraint
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """What a request says of tools.
+
+    `tools` are shown to the model and may be called; `required`: at least one of them must be; `named`: this one
+    must be. `single`: at most one call.
+    """
+
+    tools: Sequence[Tool] = ()
+    required: bool = False
+    named: str | None = None
+    single: bool = False
+
+    @property
+    def schemas(self) -> dict[str, Mapping[str, Any]]:
+        """Name → JSON Schema of its parameters, `{}` where it has none."""
+        return {tool.function.name: tool.function.parameters or {} for tool in self.tools}
+
+    @property
+    def is_bound(self) -> bool:
+        return self.required or self.named is not None
+
+
+def tool_use(tools: Sequence[Tool] | None, choice: Any, parallel: bool | None) -> ToolUse:
+    """Raises `ApiError` 400 for a choice of an unknown form, or of a function that is not offered."""
+    offered = list(tools or ())
+    _check_names(offered)
+    single = parallel is False
+    if not offered:
+        if choice not in (None, "none", "auto"):
+            raise bad_request("tool_choice needs tools.", "tool_choice")
+        return ToolUse()
+    if choice is None or choice == "auto":
+        return ToolUse(offered, single=single)
+    if choice == "none":
+        return ToolUse()
+    if choice == "required":
+        return ToolUse(offered, required=True, single=single)
+    if not isinstance(choice, dict):
+        raise _wrong_choice("tool_choice")
+    if choice.get("type") == "function":
+        name = _name(choice, "tool_choice")
+        _find(offered, name, "tool_choice.function.name")
+        return ToolUse(offered, named=name, single=True)
+    if choice.get("type") == "allowed_tools":
+        return _allowed(offered, choice.get("allowed_tools"), single)
+    raise _wrong_choice("tool_choice.type" if "type" in choice else "tool_choice")
+
+
+def _check_names(tools: Sequence[Tool]) -> None:
+    seen: set[str] = set()
+    for index, tool in enumerate(tools):
+        if tool.function.name in seen:
+            place = f"tools[{index}].function.name"
+            raise bad_request(f"{place}: the name {tool.function.name!r} is given twice.", place, "invalid_value")
+        seen.add(tool.function.name)
+
+
+def _allowed(offered: Sequence[Tool], allowed: Any, single: bool) -> ToolUse:
+    place = "tool_choice.allowed_tools"
+    if not isinstance(allowed, dict) or allowed.get("mode") not in ("auto", "required"):
+        raise bad_request(f"{place}.mode must be 'auto' or 'required'.", f"{place}.mode", "invalid_value")
+    listed = allowed.get("tools")
+    if not isinstance(listed, list) or not listed:
+        raise bad_request(f"{place}.tools must be a list of at least one tool.", f"{place}.tools", "invalid_value")
+    names = [_name(tool, f"{place}.tools[{index}]") for index, tool in enumerate(listed)]
+    kept = [_find(offered, name, f"{place}.tools[{index}].function.name") for index, name in enumerate(names)]
+    once = list({tool.function.name: tool for tool in kept}.values())
+    return ToolUse(once, required=allowed["mode"] == "required", single=single)
+
+
+def _name(reference: Any, place: str) -> str:
+    """The function's name in `{"type": "function", "function": {"name": …}}`."""
+    function = reference.get("function") if isinstance(reference, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str) or reference.get("type") != "function":
+        raise bad_request(
+            f'{place} must be {{"type": "function", "function": {{"name": "…"}}}}.', f"{place}.function.name"
+        )
+    return name
+
+
+def _find(tools: Sequence[Tool], name: str, place: str) -> Tool:
+    for tool in tools:
+        if tool.function.name == name:
+            return tool
+    raise bad_request(f"{place}: {name!r} is not among the tools.", place, "invalid_value")
+
+
+def _wrong_choice(place: str) -> ApiError:
+    return bad_request(
+        f"{place} must be 'none', 'auto', 'required', one function or allowed_tools.", place, "invalid_value"
+    )
+
+
+# A function without parameters is called with none.
+_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+# Members of a schema that hold values, not schemas.
+_VALUES = ("const", "default", "enum", "examples")
+
+
+def calls_constraint(use: ToolUse) -> Constraint:
+    """What binds an answer to be a call: of the named function, its arguments; else a list of calls, as
+    `gateway.output.tools.constrained` reads them."""
+    parameters = {name: schema or _NO_PARAMETERS for name, schema in use.schemas.items()}
+    if use.named is not None:
+        return Constraint("json", parameters[use.named], f"tools.{use.named}.parameters")
+    calls = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": name},
+                "parameters": _moved(schema, f"#/items/anyOf/{index}/properties/parameters"),
+            },
+            "required": ["name", "parameters"],
+            "additionalProperties": False,
+        }
+        for index, (name, schema) in enumerate(parameters.items())
+    ]
+    value: dict[str, Any] = {"type": "array", "items": {"anyOf": calls}, "minItems": 1}
+    return Constraint("json", value | ({"maxItems": 1} if use.single else {}), "tools")
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """The schema as a part of another one, at `place` there: its references to itself begin there."""
+    if isinstance(schema, list):
+        return [_moved(item, place) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    return {
+        key: place + value[1:]
+        if key == "$ref" and isinstance(value, str) and value.startswith("#")
+        else value
+        if key in _VALUES
+        else _moved(value, place)
+        for key, value in schema.items()
+    }
