@@ -42,13 +42,17 @@ class TrimmedText:
     def __init__(self) -> None:
         self.begun = False
         """Whether any text was given."""
+        self.token_waits = False
         self._waiting: list[str] = []
         self._size = 0
+        # How many of those that wait stand ahead of the last frame, if no text came behind it.
+        self._ahead_of_frame: int | None = None
 
     def add(self, text: str) -> str:
         """What of the text so far can be given now."""
         if not self._size and not text[-1].isspace():
             self.begun = True
+            self._ahead_of_frame = None
             return text
         end = len(text.rstrip())
         given = ""
@@ -64,22 +68,23 @@ class TrimmedText:
         """Let this text wait, too; what can be given now, for the limit's sake."""
         self._waiting.append(text)
         self._size += len(text)
+        self.token_waits = self.token_waits or not text.isspace()
         if self._size <= MAX_HELD:
             return ""
         given = "".join(self._waiting)
         self._waiting = []
+        self.token_waits = False
+        self._ahead_of_frame = None
         return given
 
-    @property
-    def token_waits(self) -> bool:
-        return any(not text.isspace() for text in self._waiting)
-
     def frame_follows(self) -> None:
-        """What waits is at a frame: tokens are part of it, and so is white space with no text ahead of it."""
-        kept = [text for text in self._waiting if self.begun and text.isspace()]
+        """What waits is beside a frame: tokens are part of it; so is white space between two frames, or with no text
+        ahead of it."""
+        kept = [text for text in self._waiting[: self._ahead_of_frame] if self.begun and text.isspace()]
         self._forget()
         self._waiting = kept
         self._size = sum(map(len, kept))
+        self._ahead_of_frame = len(kept)
 
     def space(self) -> str:
         """The white space that waits, where the text ends."""
@@ -88,6 +93,8 @@ class TrimmedText:
     def _forget(self) -> None:
         self._waiting = []
         self._size = 0
+        self.token_waits = False
+        self._ahead_of_frame = None
 
 
 class ToolParser(TextReader):
@@ -269,7 +276,10 @@ class ToolParser(TextReader):
         for key in ("name", *self.argument_keys, *_KEYS_BESIDE):
             if (yield from self._literal(f'"{key}"', give)):
                 return key
-        return None if bare else _text_of((yield from self._member_text(started)))
+        if bare:
+            return None
+        text = yield from self._member_text(started)
+        return ("" if text else None) if started else _text_of(text)
 
     def _member_text(self, started: bool) -> Steps[str]:
         """The text of one value; it is held back, unless the call has begun and it says nothing any more."""

@@ -57,7 +57,7 @@ class KimiK2Parser(ToolParser):
         index = self._calls
         call_id = self._make_id(name, index) if number is None else f"functions.{name}:{number}"
         while call_id in self._ids:
-            index += 1
             call_id = self._make_id(name, index)
+            index += 1
         self._ids.add(call_id)
         return call_id

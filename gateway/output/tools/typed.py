@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 _ALL: Final = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
-_MAX_DEPTH: Final = 16
-"""Of references and alternatives that are followed."""
+_MAX_LITERAL: Final = 64 * 1024
+"""Characters of a Python literal; reading one takes a microsecond for each two of them. A longer one stays a string."""
 
 
 class ParameterTypes:
@@ -41,11 +41,12 @@ class ParameterTypes:
         schema = self._properties.get(name)
         if schema is None:
             schema = self._root.get("additionalProperties")
-        return frozenset(self._types_of(schema, 0)) or _ALL
+        return frozenset(self._types_of(schema, set())) or _ALL
 
-    def _types_of(self, schema: Any, depth: int) -> Iterator[str]:
-        """The types that a schema names, in itself or in its alternatives; none where it says nothing."""
-        if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+    def _types_of(self, schema: Any, seen: set[str]) -> Iterator[str]:
+        """The types that a schema names, in itself or in its alternatives; none where it says nothing. `seen` holds the
+        references that were followed already."""
+        if not isinstance(schema, Mapping):
             return
         named = schema.get("type")
         if isinstance(named, str | list):
@@ -58,10 +59,11 @@ class ParameterTypes:
         for key in ("anyOf", "oneOf", "allOf"):
             members = schema.get(key)
             for member in members if isinstance(members, list) else ():
-                yield from self._types_of(member, depth + 1)
+                yield from self._types_of(member, seen)
         reference = schema.get("$ref")
-        if isinstance(reference, str) and reference.startswith("#/"):
-            yield from self._types_of(self._target(reference), depth + 1)
+        if isinstance(reference, str) and reference.startswith("#/") and reference not in seen:
+            seen.add(reference)
+            yield from self._types_of(self._target(reference), seen)
 
     def _target(self, reference: str) -> Any:
         found: Any = self._root
@@ -86,6 +88,8 @@ def _as_json(text: str, *, strings: bool = False) -> tuple[str, frozenset[str]] 
         value = json.loads(text, parse_constant=_refuse)
         written = text
     except (ValueError, RecursionError):
+        if len(text) > _MAX_LITERAL:
+            return None
         try:
             with warnings.catch_warnings():
                 # An escape that Python does not know, which it keeps.
