@@ -369,13 +369,13 @@ class Directory:
                 for pid in [pid for pid, known in states.items() if known.state == "dead"]:
                     del places[pid]
             listing = self._list()
+            for name in self._compacted.absorbed & listing.ended.keys():
+                os.unlink(name, dir_fd=self._fd)
             waiting = [name for name in listing.ended if name not in self._compacted.absorbed]
             if len(waiting) >= self._compact_after:
                 self._compact(listing, waiting)
             elif self._with_places and places != self._saved_places:
                 self._write(self._compacted)
-            for name in self._compacted.absorbed & listing.ended.keys():
-                os.unlink(name, dir_fd=self._fd)
         except OSError as error:
             self._tidying = f"{self._path} cannot be tidied: {error.strerror}"
         finally:

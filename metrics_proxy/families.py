@@ -4,6 +4,7 @@ A family is named as the text format names it: a counter by its samples' name, w
 info metric with `_info`. What OpenMetrics calls the `_created` samples of a family is a gauge family of its own.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
@@ -27,7 +28,7 @@ class Series:
     """A sample's name and labels. `key` is the same for two spellings that are one series to Prometheus: the order of
     labels does not matter, and an empty label is none. `prefix` is a line of either format up to the value."""
 
-    __slots__ = ("key", "labels", "name", "prefix")
+    __slots__ = ("_placed", "key", "labels", "name", "prefix")
 
     def __init__(self, name: str, labels: Labels = ()) -> None:
         self.name = name
@@ -36,9 +37,20 @@ class Series:
         self.prefix = f"{name}{{{','.join(pairs)}}} " if pairs else f"{name} "
         named = sorted(pair for pair in pairs if not pair.endswith('=""'))
         self.key = f"{name}{{{','.join(named)}}}"
+        self._placed: tuple[str, Group, float | None] | None = None
 
     def __repr__(self) -> str:
         return self.prefix.rstrip()
+
+    def placed(self, position: str) -> tuple["Group", float | None]:
+        """Which labelset it belongs to, and where it stands there: `position` is the label that says so, `le` or
+        `quantile`. None without one that is a number."""
+        found = self._placed
+        if found is None or found[0] != position:
+            group = frozenset(label for label in self.labels if label[1] and label[0] != position)
+            text = next((value for name, value in self.labels if name == position), "")
+            found = self._placed = (position, group, _number(text))
+        return found[1:]
 
     def renamed(self, name: str) -> "Series":
         return Series(name, self.labels)
@@ -46,6 +58,9 @@ class Series:
     def with_labels(self, added: Labels) -> "Series":
         return Series(self.name, add_labels(self.labels, added))
 
+
+Group = frozenset[tuple[str, str]]
+"""The labels of a labelset, without empty ones."""
 
 Sample = tuple[Series, str]
 """A series and its value, as text that both formats take."""
@@ -81,28 +96,31 @@ def ordered(type_: Type, samples: list[Sample]) -> list[Sample]:
     position = _POSITION.get(type_)
     if position is None:
         return samples
-    groups: dict[frozenset[tuple[str, str]], list[tuple[float, str, Sample]]] = {}
+    groups: dict[Group, list[tuple[float, str, Sample]]] = {}
     for sample in samples:
         series = sample[0]
-        at = float("inf")
-        others = []
-        is_placed = False
-        for name, value in series.labels:
-            if name == position:
-                at, is_placed = _number(value), True
-            elif value:
-                others.append((name, value))
+        group, at = series.placed(position)
         # After the placed ones, in the order of their names.
-        groups.setdefault(frozenset(others), []).append((at, "" if is_placed else series.name, sample))
+        entry = (math.inf, series.name, sample) if at is None else (at, "", sample)
+        groups.setdefault(group, []).append(entry)
     by_place = (sorted(group, key=lambda entry: entry[:2]) for group in groups.values())
     return [sample for _, _, sample in chain.from_iterable(by_place)]
 
 
-def _number(text: str) -> float:
+def _number(text: str) -> float | None:
     try:
         return float(text)
     except ValueError:
-        return float("inf")
+        return None
+
+
+def has_positions(family: Family) -> bool:
+    """Whether every bucket and quantile says with a number which it is: a histogram or summary is none otherwise."""
+    position = _POSITION.get(family.type)
+    if position is None:
+        return True
+    named = f"{family.name}_bucket" if position == "le" else family.name
+    return all(series.placed(position)[1] is not None for series, _ in family.samples if series.name == named)
 
 
 def count_samples(families: Iterable[Family]) -> int:

@@ -206,14 +206,17 @@ class Combined:
 
 
 def combine(
-    totals: Iterable[Totals], gauges: Iterable[GaugeValue], labels: Labels, *, with_places: bool
+    totals: Sequence[Totals], gauges: Iterable[GaugeValue], labels: Labels, *, with_places: bool
 ) -> Combined:
     """`totals` are those of dead processes and, last, those of live ones. `labels` are added to every series."""
-    together = Totals()
-    live = Totals()
-    for live in totals:
-        together.update(live)
+    *dead, live = totals
+    together = live
+    if any(one.plain or one.rows for one in dead):
+        together = Totals()
+        for one in (*dead, live):
+            together.update(one)
     shared = sum(len(values) > 1 for values in live.plain.values()) + sum(len(rows) > 1 for rows in live.rows.values())
+    texts = _Texts()
     families: dict[str, Family] = {}
     conflicts: Counter[tuple[str, str]] = Counter()
 
@@ -230,7 +233,7 @@ def combine(
             conflicts[name, "type"] += 1
 
     for (place, plain), values in together.plain.items():
-        add(plain.family, plain.type, plain.key.help, [(plain.series(added(place)), number(_sum(values)))])
+        add(plain.family, plain.type, plain.key.help, [(plain.series(added(place)), texts[_sum(values)])])
     children: dict[tuple[int, Child], dict[tuple[str, ...], list[Row]]] = {}
     for (place, child, bounds), rows in together.rows.items():
         children.setdefault((place, child), {})[bounds] = rows
@@ -238,21 +241,22 @@ def combine(
         if len(by_bounds) > 1:
             conflicts[child.metric, "buckets"] += 1
         bounds, counts, total = _histogram(by_bounds)
-        texts = [*map(number, counts), number(counts[-1]), number(total)]
-        add(child.metric, "histogram", child.help, zip(child.series(added(place), bounds), texts, strict=True))
+        values = [*counts, counts[-1], total]
+        series = child.series(added(place), bounds)
+        add(child.metric, "histogram", child.help, zip(series, map(texts.__getitem__, values), strict=True))
     for group in _groups(gauges, with_places=with_places):
         first = group[0]
-        series = first.plain.series(added(first.place))
+        one_series = first.plain.series(added(first.place))
         if first.mode in _BY_PID:
-            series = series.with_labels((("pid", first.pid),))
-        add(first.plain.family, "gauge", first.plain.key.help, [(series, number(_gauge(group)))])
+            one_series = one_series.with_labels((("pid", first.pid),))
+        add(first.plain.family, "gauge", first.plain.key.help, [(one_series, texts[_gauge(group)])])
         shared += len(group) > 1
     return Combined([families[name] for name in sorted(families)], conflicts, shared)
 
 
 def _histogram(by_bounds: dict[tuple[str, ...], list[Row]]) -> tuple[tuple[str, ...], list[float], float]:
     """Bounds, cumulative counts and sum. Of several layouts only the common bounds are known for all observations."""
-    totals = {bounds: [_sum(column) for column in zip(*rows, strict=True)] for bounds, rows in by_bounds.items()}
+    totals = {bounds: _added(rows) for bounds, rows in by_bounds.items()}
     cumulative = {bounds: list(accumulate(row[:-1])) for bounds, row in totals.items()}
     if len(by_bounds) == 1:
         ((bounds, counts),) = cumulative.items()
@@ -287,6 +291,18 @@ def _gauge(group: list[GaugeValue]) -> float:
     if mode in ("max", "livemax") or (mode in _MOST_RECENT and plain.family.endswith(_NOT_ADDED)):
         return max(values)
     return _sum(values)
+
+
+def _added(rows: list[Row]) -> Sequence[float]:
+    return rows[0] if len(rows) == 1 else [_sum(column) for column in zip(*rows, strict=True)]
+
+
+class _Texts(dict[float, str]):
+    """Numbers as text: most counts of a histogram are equal to their neighbours."""
+
+    def __missing__(self, value: float) -> str:
+        text = self[value] = number(value)
+        return text
 
 
 def number(value: float) -> str:

@@ -15,6 +15,8 @@ from metrics_proxy.sources import Outcome, Source
 _MAX_CONFLICTS = 1000
 _OTHERS = "(others)"
 
+_PREFIX = "metrics_proxy_"
+
 
 @dataclass
 class Conflicts:
@@ -64,16 +66,18 @@ def build(
             pages.append(SourcePage(source.name, outcome.content.families, source.has_bridge))
     merged = merge(pages, policies)
     conflicts.add(merged.conflicts)
-    # Behind another proxy's, whose series are told apart by their labels.
-    own = SourcePage("", list(_own(sources, outcomes, conflicts)))
-    return Page(outcomes, merged, merge([own, SourcePage("sources", merged.families)], {}).families)
+    families = list(_own(sources, outcomes, conflicts))
+    # A source may be another proxy, whose series are told apart by their labels.
+    if any(family.name.startswith(_PREFIX) for family in merged.families):
+        families = merge([SourcePage("", families), SourcePage("sources", merged.families)], {}).families
+    else:
+        families += merged.families
+    return Page(outcomes, merged, families)
 
 
 def _own(sources: Sequence[Source], outcomes: Sequence[Outcome], conflicts: Conflicts) -> Iterable[Family]:
-    prefix = "metrics_proxy"
-
     def family(name: str, type_: Type, help_text: str, values: Iterable[tuple[Labels, float]]) -> Iterable[Family]:
-        name = f"{prefix}_{name}"
+        name = _PREFIX + name
         samples: list[Sample] = [(Series(name, labels), number(value)) for labels, value in values]
         return [Family(name, type_, help_text, None, samples)] if samples else []
 

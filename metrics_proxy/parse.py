@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import cast
 
-from metrics_proxy.families import SUFFIXES, Family, Labels, Series, Type, add_labels, ordered
+from metrics_proxy.families import SUFFIXES, Family, Labels, Series, Type, add_labels, has_positions, ordered, split
 
 _TEXT_TYPES = {"counter": "counter", "gauge": "gauge", "histogram": "histogram", "summary": "summary"} | {
     "untyped": "unknown"
@@ -113,8 +113,12 @@ class _Reader:
         families = list(self._declared.values())
         named = _named_as_text(families) if self._openmetrics else families
         for family in named:
-            family.samples = ordered(family.type, family.samples)
-        self._page.families = [family for family in named if family.samples]
+            if has_positions(family):
+                family.samples = ordered(family.type, family.samples)
+                found = [family] if family.samples else []
+            else:
+                found = list(split(family))
+            self._page.families += found
         return self._page
 
     def _lines(self, text: str) -> Iterator[str]:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import groupby, pairwise
 
-from metrics_proxy.families import Family, Series, ordered, split
+from metrics_proxy.families import Family, Group, Sample, Series, ordered, split
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -108,17 +108,13 @@ def _created(families: list[Family], names: set[str]) -> dict[str, Family]:
     return {family.name: family for family in families if family.name in names and family.type in ("gauge", "unknown")}
 
 
-def _by_labelset(samples: list[tuple[Series, str]], family: Family) -> list[tuple[Series, str]]:
+def _by_labelset(samples: list[Sample], family: Family) -> list[Sample]:
     if family.type != "counter":
         return ordered(family.type, samples)
-    groups: dict[frozenset[tuple[str, str]], list[tuple[Series, str]]] = {}
+    groups: dict[Group, list[Sample]] = {}
     for sample in samples:
-        groups.setdefault(_labelset(sample[0]), []).append(sample)
+        groups.setdefault(sample[0].placed("le")[0], []).append(sample)
     return [sample for group in groups.values() for sample in group]
-
-
-def _labelset(series: Series, without: str = "") -> frozenset[tuple[str, str]]:
-    return frozenset((name, value) for name, value in series.labels if value and name != without)
 
 
 def _keeps_rules(family: Family) -> bool:
@@ -136,8 +132,8 @@ def _keeps_rules(family: Family) -> bool:
             )
         case "summary":
             return all(_is_part_of_summary(family.name, series, value) for series, value in family.samples)
-    groups = groupby(family.samples, lambda sample: _labelset(sample[0], "le"))
-    return all(_is_histogram(family, list(group)) for _, group in groups)
+    groups = groupby(family.samples, lambda sample: sample[0].placed("le")[0])
+    return all(_is_histogram(family, group) for _, group in groups)
 
 
 def _counts(value: str) -> bool:
@@ -147,25 +143,23 @@ def _counts(value: str) -> bool:
 def _is_part_of_summary(name: str, series: Series, value: str) -> bool:
     if series.name != name:
         return _counts(value)
-    try:
-        quantile = float(dict(series.labels).get("quantile", "nan"))
-    except ValueError:
-        return False
+    _, quantile = series.placed("quantile")
     number = float(value)
-    return 0 <= quantile <= 1 and (number >= 0 or math.isnan(number))
+    return quantile is not None and 0 <= quantile <= 1 and (number >= 0 or math.isnan(number))
 
 
-def _is_histogram(family: Family, group: list[tuple[Series, str]]) -> bool:
+def _is_histogram(family: Family, group: Iterable[Sample]) -> bool:
     """Whether buckets ascend to one for +Inf, which equals the count, and nothing is negative where there is a sum."""
+    bucket = f"{family.name}_bucket"
     bounds: list[float] = []
     counts: list[float] = []
     count = total = None
     for series, value in group:
-        if series.name == f"{family.name}_bucket":
-            try:
-                bounds.append(float(dict(series.labels).get("le", "")))
-            except ValueError:
+        if series.name == bucket:
+            _, bound = series.placed("le")
+            if bound is None:
                 return False
+            bounds.append(bound)
             counts.append(float(value))
         elif series.name.endswith("count"):
             count = float(value)
@@ -175,7 +169,7 @@ def _is_histogram(family: Family, group: list[tuple[Series, str]]) -> bool:
             return False
     if not bounds or bounds[-1] != math.inf or not all(a < b for a, b in pairwise(bounds)):
         return False
-    if not all(number >= 0 for number in counts) or counts != sorted(counts):
+    if not counts[0] >= 0 or not all(a <= b for a, b in pairwise(counts)):
         return False
     if (count is None) != (total is None) or (count is not None and count != counts[-1]):
         return False

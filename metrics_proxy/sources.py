@@ -29,6 +29,8 @@ _log = logging.getLogger(__name__)
 _ACCEPT = "text/plain;version=0.0.4;q=1,application/openmetrics-text;version=1.0.0;q=0.5,*/*;q=0.1"
 _OPENMETRICS = "application/openmetrics-text"
 _CHUNK = 1 << 16
+# Bytes above which parsing would hold up other requests.
+_LARGE = 1 << 17
 
 
 class SourceError(Exception):
@@ -157,7 +159,10 @@ class HttpSource(Source):
                 content_type = answer.headers.get("Content-Type", "").lower()
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise SourceError(_reason(error)) from None
-        return await asyncio.to_thread(self._parse, body, content_type.startswith(_OPENMETRICS))
+        is_openmetrics = content_type.startswith(_OPENMETRICS)
+        if len(body) < _LARGE:
+            return self._parse(body, is_openmetrics)
+        return await asyncio.to_thread(self._parse, body, is_openmetrics)
 
     async def _body(self, answer: aiohttp.ClientResponse) -> bytes:
         """Unpacked. Both the body and what is unpacked from it have the same limit."""

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from metrics_proxy.families import Family, Labels, Sample, Series, Type
 from metrics_proxy.multiprocess import number
 
-without_deadline = settings(deadline=None)
+without_deadline = settings(deadline=None, max_examples=60)
 """This machine may pause at any time."""
 
 _TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\r"), max_size=12)

@@ -530,7 +530,7 @@ class TestCompaction:
         for _ in range(3):
             report = directory.read()
             assert samples(report).values == before
-            assert report.compactions == 1
+            assert (report.compactions, report.tidying) == (1, None)
         assert sorted(file.name for file in path.iterdir()) == [compacted.NAME, "maintenance.lock"]
         # Also for one that starts now.
         assert read(path).values == before
@@ -592,7 +592,9 @@ class TestCompaction:
             # Whoever tidies next ends it.
             survivor = Directory(copy, compact_after=1)
             for _ in range(2):
-                assert samples(survivor.read()).values == before, steps
+                report = survivor.read()
+                assert samples(report).values == before, steps
+                assert report.tidying is None
             assert sorted(file.name for file in copy.iterdir()) == [compacted.NAME, "maintenance.lock"]
             if not crashed:
                 break
@@ -609,7 +611,9 @@ class TestCompaction:
             directory.read()
             lock.end()
             total += i
-            assert samples(directory.read())[TOKENS] == pytest.approx(total)
+            report = directory.read()
+            assert samples(report)[TOKENS] == pytest.approx(total)
+            assert report.tidying is None
             assert len(list(path.glob("*.db"))) <= 4
 
     def test_no_counter_goes_backwards(self, tmp_path: Path) -> None:
@@ -727,3 +731,29 @@ def test_reading_leaves_no_file_open(tmp_path: Path) -> None:
 
 def _open_files() -> int:
     return len([name for name in os.listdir("/proc/self/fd") if Path("/proc/self/fd", name).is_symlink()])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("compact_after", [0, 100])
+def test_2000_dead_processes(compact_after: int, tmp_path: Path) -> None:
+    for i in range(20):
+        writer = Writer(tmp_path, A + i)
+        writer.tokens.inc(i / 7)
+        writer.ttft.observe(i / 2)
+        for file in list(tmp_path.glob(f"*_{A + i}.db")):
+            data = file.read_bytes()
+            for pid in range(A + i + 20, A + 2000, 20):
+                (tmp_path / f"{file.name.rpartition('_')[0]}_{pid}.db").write_bytes(data)
+    for pid in range(A, A + 2000):
+        (tmp_path / f"{pid}.alive").write_bytes(b"")
+    before = reference(tmp_path).values
+    directory = Directory(tmp_path, compact_after=compact_after)
+    for _ in range(3):
+        report = directory.read()
+        found = samples(report).values
+        assert {key: values for key, values in before.items() if key[0].endswith(("_bucket", "_count"))} == {
+            key: values for key, values in found.items() if key[0].endswith(("_bucket", "_count"))
+        }
+        assert samples(report)[TOKENS] == pytest.approx(100 * sum(range(20)) / 7)
+        assert samples(report).named("vllm:num_requests_waiting") == {}
+    assert len(list(tmp_path.iterdir())) == (2 if compact_after else 8000)

@@ -68,7 +68,7 @@ def test_any_text_is_a_page_or_an_error(text: str) -> None:
 
 
 @given(st.text("abe_{}=\"\\,# \n1.+-NaInf", max_size=60))
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=200)
 def test_any_likely_text_is_a_page_or_an_error(text: str) -> None:
     test_any_text_is_a_page_or_an_error.hypothesis.inner_test(text)  # type: ignore[attr-defined]
 
@@ -198,6 +198,7 @@ def test_openmetrics_types_are_known_by_the_name_of_the_text_format() -> None:
         ("# TYPE a histogram\na_sum 1\n", "# TYPE a_sum unknown"),
         ("# TYPE a summary\na{quantile=\"2\"} 1\na_sum 1\n", "# TYPE a unknown"),
         ("# TYPE a summary\na 1\n", "# TYPE a unknown"),
+        ("# TYPE a summary\na{quantile=\"1\"} -1\na_sum 1\n", "# TYPE a unknown"),
     ],
 )
 def test_what_breaks_the_rules_of_openmetrics_is_unknown_there(page: str, line: str) -> None:
@@ -214,6 +215,15 @@ def test_a_type_that_comes_late_or_twice() -> None:
     assert [series.name for series, _ in family.samples] == ["h_bucket", "h_count", "h_sum"]
     page = Parser().parse("# TYPE a counter\na 1\n# TYPE a gauge\n", openmetrics=False)
     assert (page.families[0].type, page.retyped) == ("counter", {"a": 1})
+
+
+@pytest.mark.parametrize("labels", ['{le="x"}', "", '{le=""}'])
+def test_a_histogram_whose_buckets_have_no_bounds_is_none(labels: str) -> None:
+    found = parse(f"# TYPE h histogram\nh_bucket{labels} 2\nh_sum 1\n# TYPE s summary\ns{labels} 1\ns_sum 2\n")
+    assert [(family.name, family.type) for family in found] == [
+        (name, "unknown") for name in ("h_bucket", "h_sum", "s", "s_sum")
+    ]
+    read_strictly(render.openmetrics(found))
 
 
 def test_limits_of_samples() -> None:
