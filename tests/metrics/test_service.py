@@ -260,6 +260,7 @@ def test_a_taken_port_is_one_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 def test_memory_is_flat_over_10000_scrapes(tmp_path: Path) -> None:
     for i in range(4):
         writer = Writer(tmp_path, 5_000_001 + i)
