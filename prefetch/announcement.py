@@ -2,9 +2,9 @@
 
 import hashlib
 import re
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from prefetch.names import check_model, check_version, relative_path
 from prefetch.source import Source
@@ -57,6 +57,13 @@ class Announcement(BaseModel):
     manifest_key: str | None = Field(None, description="key of such a manifest in the source's bucket")
     priority: int = Field(0, ge=-1000, le=1000, description="the higher is copied first")
     pin: bool = Field(False, description="never removed to make room")
+
+    @model_validator(mode="after")
+    def _manifest_is_in_the_source(self) -> Self:
+        # What may be read is what the source may be.
+        if self.manifest_key and not self.manifest_key.startswith(self.where.prefix):
+            raise ValueError(f"'manifest_key' {self.manifest_key!r} is not below the source")
+        return self
 
     def content_id(self) -> str:
         """The same for two announcements of the same thing, whatever their priority."""

@@ -39,7 +39,7 @@ _VERIFYING_THREADS = 2
 
 @dataclass(frozen=True)
 class CopySettings:
-    part_bytes: int = 16 * 1024 * 1024
+    part_bytes: int = 32 * 1024 * 1024
     attempts: int = 8  # per part
     backoff: float = 0.2  # seconds; doubles, at random below
     longest_backoff: float = 20

@@ -192,10 +192,13 @@ class Engine:
     def candidates(self) -> list[Candidate]:
         """Every published version, and why it may not be removed."""
         loaded = self.triton.loaded() if self.triton else {}
-        return [
-            Candidate(one.name, _removable_bytes(one), self.store.last_used(one), self._kept(one, loaded))
-            for one in self.store.all()
-        ]
+        found = []
+        for one in self.store.all():
+            # Another machine may be removing it.
+            with contextlib.suppress(FileNotFoundError):
+                used, kept = self.store.last_used(one), self._kept(one, loaded)
+                found.append(Candidate(one.name, _removable_bytes(one), used, kept))
+        return found
 
     def removable(self, needed: int = 0) -> list[Candidate]:
         """What the policy removes now, or for a job that needs so many bytes."""

@@ -1,7 +1,7 @@
 """Reading from S3: list, head, ranged GETs pinned with `If-Match`. What goes wrong is sorted here, once, into what a
 job does about it.
 
-boto3's transfer manager is not used: where it takes its CRT client, a custom endpoint is silently ignored.
+botocore's client alone: where boto3's transfer manager takes its CRT client, a custom endpoint is silently ignored.
 """
 
 import threading
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-import boto3
 import botocore.exceptions
+import botocore.session
 import urllib3.exceptions
 from botocore.config import Config
 
@@ -150,9 +150,9 @@ class S3:
             tcp_keepalive=True,
         )
         try:
-            session = boto3.session.Session()
-            region = self._config.region or session.region_name or "us-east-1"
-            return session.client("s3", region_name=region, endpoint_url=self._config.endpoint, config=config)
+            session = botocore.session.Session()
+            region = self._config.region or session.get_config_variable("region") or "us-east-1"
+            return session.create_client("s3", region_name=region, endpoint_url=self._config.endpoint, config=config)
         except botocore.exceptions.BotoCoreError as error:
             raise JobError(f"The S3 client cannot be made: {error}") from None
 

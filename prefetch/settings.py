@@ -166,7 +166,7 @@ class Settings(BaseSettings):
     s3_region: str | None = Field(None, description="the buckets' region")
     concurrency: int = Field(8, ge=1, le=256, description="requests to S3 at a time, all jobs together")
     bytes_per_second: int | None = Field(None, ge=1024, description="limit of what all jobs read together")
-    part_bytes: int = Field(16 * 1024 * 1024, ge=64 * 1024, description="size of one ranged GET")
+    part_bytes: int = Field(32 * 1024 * 1024, ge=64 * 1024, description="size of one ranged GET")
     attempts: int = Field(8, ge=1, description="attempts for each part")
     connect_timeout: Seconds = Field(5, description="seconds to connect to S3")
     read_timeout: Seconds = Field(30, description="seconds without a byte after which a request is repeated")

@@ -11,8 +11,8 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-import boto3
 import botocore.exceptions
+import botocore.session
 from botocore.config import Config
 from pydantic import ValidationError
 
@@ -45,7 +45,8 @@ class Queue:
         self._visibility = visibility
         config = Config(read_timeout=_WAIT_SECONDS + 20, retries={"total_max_attempts": 5, "mode": "standard"})
         try:
-            self._client: Any = boto3.client("sqs", region_name=region, endpoint_url=endpoint, config=config)
+            session = botocore.session.Session()
+            self._client: Any = session.create_client("sqs", region_name=region, endpoint_url=endpoint, config=config)
         except botocore.exceptions.BotoCoreError as error:
             raise JobError(f"The SQS client cannot be made: {error}") from None
 

@@ -1,7 +1,9 @@
 """Takes jobs from the queue and runs them, a few at a time; keeps the target tidy. All of it in threads."""
 
 import contextlib
+import functools
 import logging
+import sqlite3
 import threading
 import time
 from collections.abc import Callable
@@ -51,8 +53,8 @@ class Worker:
     def start(self) -> None:
         if again := self._jobs.requeue_running():
             _log.info("%d jobs are taken up again", again)
-        run = self._from_queue if self._queue else self._from_jobs
-        targets: list[Callable[[], None]] = [run] * self._number + [self._tidy]
+        step = self._next_message if self._queue else self._next_job
+        targets: list[Callable[[], None]] = [functools.partial(self._work, step)] * self._number + [self._tidy]
         self._threads = [threading.Thread(target=target, daemon=True) for target in targets]
         for thread in self._threads:
             thread.start()
@@ -78,25 +80,27 @@ class Worker:
         running.stop.set()
         return True
 
-    def _from_jobs(self) -> None:
-        while not self._closing.is_set():
-            job = self._jobs.take()
-            if job is None:
-                self._wake.acquire(timeout=5)
-                continue
-            self._run(job)
-
-    def _from_queue(self) -> None:
-        assert self._queue
+    def _work(self, step: Callable[[], None]) -> None:
+        """Runs `step` until the end. A queue that cannot be read now, or a full disk below it, may be well later."""
         while not self._closing.is_set():
             try:
-                message = self._queue.receive()
-            except JobError as error:
-                _log.error("%s", error)
+                step()
+            except (JobError, sqlite3.Error) as error:
+                _log.error("the queue cannot be read: %s", error)
                 self._closing.wait(_PAUSE_SECONDS)
-                continue
-            if message:
-                self._run_message(self._queue, message)
+
+    def _next_job(self) -> None:
+        job = self._jobs.take()
+        if job is None:
+            self._wake.acquire(timeout=5)
+            return
+        self._run(job)
+
+    def _next_message(self) -> None:
+        assert self._queue
+        message = self._queue.receive()
+        if message:
+            self._run_message(self._queue, message)
 
     def _run_message(self, queue: Queue, message: Message) -> None:
         known = self._jobs.get(message.job_id)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prefetch.announcement import Announcement
 from prefetch.errors import JobError
 from prefetch.names import check_model, check_paths, check_version, relative_path
 from prefetch.plan import Listed, make_plan
@@ -122,3 +123,10 @@ def test_a_plan_is_refused_before_a_byte() -> None:
         make_plan(source, [Listed("m/1/", 0, '"e"'), Listed("m/1/_READY", 1, '"e"')], None, ("_READY",))
     plan = make_plan(source, [Listed("m/1/b", 9, ""), Listed("m/1/a", 9, ""), Listed("m/1/c", 1, "")], None, ())
     assert [file.path for file in plan.files] == ["c", "a", "b"]
+
+
+def test_a_manifest_lies_below_its_source() -> None:
+    wanted = {"model": "m", "version": "1", "source": "s3://bkt/a/"}
+    assert Announcement.model_validate(wanted | {"manifest_key": "a/manifest.json"})
+    with pytest.raises(ValueError, match="'manifest_key' 'b/secret.json' is not below the source"):
+        Announcement.model_validate(wanted | {"manifest_key": "b/secret.json"})
