@@ -55,9 +55,9 @@ class OutputFormat:
     ) -> OutputParser | None:
         """The parser for one choice of an answer to `prompt`; `None` where all of its text is content.
 
-        `tools` are those that may be called. `required`, `named`: the answer is bound by `required_calls` or
-        `named_call` of `gateway.translate.tools`; unbound answers are in the family's own format. `earlier_calls`:
-        how many calls the request's messages hold.
+        `tools` are those that may be called. `required`, `named`: the answer is bound to be calls, or one function's
+        arguments (`calls_constraint` of `gateway.translate.tool_choice`); unbound answers are in the family's own
+        format. `earlier_calls`: how many calls the request's messages hold.
         """
         family = FAMILIES[self.tool_parser] if self.tool_parser else None
 

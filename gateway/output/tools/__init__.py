@@ -25,20 +25,23 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.output.events import MakeId, Tools
-from gateway.output.tools import deepseek, gpt_oss, hermes, llama3_json, mistral
+from gateway.output.tools import deepseek, gpt_oss, hermes
 from gateway.output.tools.base import ToolParser
 from gateway.output.tools.frame import CallFrame
 from gateway.output.tools.glm45 import Glm45Parser
 from gateway.output.tools.ids import make_call_id, make_kimi_id, make_mistral_id
 from gateway.output.tools.kimi_k2 import KimiK2Parser
+from gateway.output.tools.llama3_json import Llama3JsonParser
 from gateway.output.tools.llama4_pythonic import Llama4PythonicParser
+from gateway.output.tools.mistral import MistralParser
 from gateway.output.tools.qwen3_coder import Qwen3CoderParser
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """`frame`: how it writes a call, where arguments are plain JSON and one form is certain; only then a structural
-    tag can keep its calls valid. `recognised_by`: texts of which one chat template holds all, in one of the groups."""
+    """`recognised_by`: groups of texts; the chat template of such a model holds all texts of one of them. `frame`: how
+    a call is written, where marks of its own begin it, its arguments are plain JSON and one form is certain: only then
+    a structural tag can keep calls valid."""
 
     parser: Callable[[Tools, MakeId], ToolParser]
     make_id: MakeId
@@ -52,19 +55,14 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "deepseek_v3": Family(
         deepseek.DeepSeekParser, make_call_id, (("<｜tool▁calls▁begin｜>", "```json"),), deepseek.V3_FRAME
     ),
-    "deepseek_v31": Family(
-        deepseek.DeepSeekParser, make_call_id, (("<｜tool▁calls▁begin｜>",),), deepseek.V31_FRAME
-    ),
+    "deepseek_v31": Family(deepseek.DeepSeekParser, make_call_id, (("<｜tool▁calls▁begin｜>",),), deepseek.V31_FRAME),
     "glm45": Family(Glm45Parser, make_call_id, (("<tool_call>", "<arg_key>"),)),
     "qwen3_coder": Family(Qwen3CoderParser, make_call_id, (("<tool_call>", "<function=", "<parameter="),)),
-    "mistral": Family(mistral.MistralParser, make_mistral_id, (("[TOOL_CALLS]",),)),
+    "mistral": Family(MistralParser, make_mistral_id, (("[TOOL_CALLS]",),)),
     "llama4_pythonic": Family(Llama4PythonicParser, make_call_id, (("[func_name1(",),)),
     "hermes": Family(hermes.HermesParser, make_call_id, (("<tool_call>", '"name'),), hermes.FRAME),
     "llama3_json": Family(
-        llama3_json.Llama3JsonParser,
-        make_call_id,
-        (("<|python_tag|>",), ('{"name": function name, "parameters":',)),
-        llama3_json.FRAME,
+        Llama3JsonParser, make_call_id, (("<|python_tag|>",), ('{"name": function name, "parameters":',))
     ),
 }
 """Name of the tool parser → family; recognised in this order, the more special ones first."""

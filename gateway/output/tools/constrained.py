@@ -1,4 +1,4 @@
-"""Answers that a constraint binds to be calls (`gateway.translate.tools`): nothing but JSON, whatever the family."""
+"""Answers that a constraint (`gateway.translate.tool_choice`) binds to be calls: nothing but JSON, in any family."""
 
 from gateway.output.events import MakeId, Tools
 from gateway.output.reader import Markers, Steps

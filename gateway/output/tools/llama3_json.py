@@ -12,13 +12,10 @@ from typing import Final
 from gateway.output.json_scan import JsonScanner, State
 from gateway.output.reader import Markers, Steps, drop
 from gateway.output.tools.base import END_TOKENS, SEPARATORS
-from gateway.output.tools.frame import CallFrame
 from gateway.output.tools.lines import LineParser
 
 _TAGS: Final = ("<|python_tag|>", "<|python_start|>")
 _END_TAG: Final = "<|python_end|>"
-
-FRAME: Final = CallFrame(trigger='{"name": ', before='{"name": "{name}", "parameters": ', after="}")
 
 
 class Llama3JsonParser(LineParser):

@@ -12,15 +12,12 @@ from typing import Final
 
 from gateway.output.reader import Markers, Steps
 from gateway.output.tools.base import END_TOKENS, NAME, ToolParser
-from gateway.output.tools.frame import CallFrame
 
 _CALLS: Final = "[TOOL_CALLS]"
 _ID: Final = "[CALL_ID]"
 _ARGUMENTS: Final = "[ARGS]"
 _ID_TEXT: Final = re.compile(r"[A-Za-z0-9]*")
 _ID_LENGTH: Final = 9
-
-FRAME: Final = CallFrame(trigger=_CALLS, before=_CALLS + "{name}" + _ARGUMENTS, after="")
 
 
 class MistralParser(ToolParser):
