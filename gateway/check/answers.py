@@ -69,7 +69,19 @@ class Answer:
 
     @property
     def text(self) -> str:
-        return str(self.choice["message"]["content"] if self._api == "chat" else self.choice["text"])
+        """All that the model said: what is taken for its thinking too."""
+        if self._api == "completions":
+            return str(self.choice["text"])
+        return self.reasoning + (self.choice["message"]["content"] or "")
+
+    @property
+    def reasoning(self) -> str:
+        return str(self.choice["message"].get("reasoning_content") or "")
+
+    @property
+    def calls(self) -> Sequence[Mapping[str, Any]]:
+        calls: Sequence[Mapping[str, Any]] = self.choice["message"].get("tool_calls") or ()
+        return calls
 
     @property
     def finish_reason(self) -> str:
@@ -95,9 +107,10 @@ class Answer:
     def texts(self) -> list[str]:
         """The text of each event of a stream that has some."""
         choices = [choice for body in self._bodies for choice in body["choices"]]
-        if self._api == "chat":
-            return [text for choice in choices if (text := choice["delta"].get("content"))]
-        return [text for choice in choices if (text := choice["text"])]
+        if self._api == "completions":
+            return [text for choice in choices if (text := choice["text"])]
+        deltas = [choice["delta"] for choice in choices]
+        return [text for delta in deltas if (text := delta.get("content") or delta.get("reasoning_content"))]
 
     @cached_property
     def positions(self) -> list[Position]:

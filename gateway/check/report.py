@@ -22,7 +22,7 @@ FAILED    it should work here, and does not"""
 
 def table(report: ModelReport, width: int) -> str:
     """`width` in characters."""
-    title = f"{report.model.names[0]} on {report.url}"
+    title = f"{report.name} on {report.url}"
     if report.not_ready is not None:
         return f"{title}: not ready: {report.not_ready}\n"
     assert report.backend is not None
@@ -72,8 +72,8 @@ def as_json(reports: Sequence[ModelReport]) -> dict[str, Any]:
 def _model(report: ModelReport) -> dict[str, Any]:
     return {
         "triton": report.url,
-        "name": report.model.names[0],
-        "triton_model": report.model.triton_model,
+        "name": report.name,
+        "triton_model": report.triton_model,
         "ready": report.not_ready is None,
         "reason": report.not_ready,
         "backend": report.backend,

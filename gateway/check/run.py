@@ -46,10 +46,11 @@ class ApiReport:
 
 @dataclass(slots=True)
 class ModelReport:
-    """What was seen of one model on one Triton. `not_ready` says why nothing could be."""
+    """What was seen of one model on one Triton. `name` is what clients ask for, `not_ready` why nothing was seen."""
 
     url: str
-    model: ServedModel
+    name: str
+    triton_model: str
     not_ready: str | None = None
     backend: Backend | None = None
     apis: dict[Api, ApiReport] = field(default_factory=dict)
@@ -82,7 +83,7 @@ async def check_triton(
     async with InProcessClient(gateway) as client:
         (instance,) = gateway.instances
         for model in gateway.models:
-            report = ModelReport(url, model)
+            report = ModelReport(url, model.names[0], model.triton_model)
             # The control plane's first look at the server puts every model into one of the two.
             while model.triton_model not in instance.models.keys() | instance.reasons.keys():  # noqa: ASYNC110
                 await asyncio.sleep(_POLL_S)
@@ -151,10 +152,14 @@ class _NoAnswer(Exception):
         if self._code == "unsupported_parameter" and backend is Backend.STOCK:
             # What the stock backend lacks, the gateway knows.
             return refused(self._message)
-        # With ours, an unsupported parameter is one that an older backend does not have.
-        if row is None or self._code == "unsupported_parameter" or row.name not in MAY_BE_REFUSED:
+        if row is None or row.name not in MAY_BE_REFUSED or (self._code == "unsupported_parameter" and _reaches(row)):
             return failed(f"refused: {self._message}")
         return refused(self._message)
+
+
+def _reaches(row: Field) -> bool:
+    """Whether it has to reach the engine: where our backend does not support it, that is an older one."""
+    return row.fate is Fate.FORWARDED or row.needs is not None
 
 
 class _Asker:

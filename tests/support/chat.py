@@ -5,10 +5,13 @@ from typing import Any
 
 import httpx
 
+from gateway.check.probes import UNSEEN
+
 MODEL = "mock"
 
 # A value that is no default for every field that is forwarded to the engine.
 TELLING: dict[str, Any] = {
+    **UNSEEN,
     "temperature": 0.25,
     "top_p": 0.5,
     "frequency_penalty": -0.5,
@@ -27,14 +30,8 @@ TELLING: dict[str, Any] = {
     "allowed_token_ids": [1, 2],
     "skip_special_tokens": False,
     "spaces_between_special_tokens": False,
-    "vllm_xargs": {"k": [1, "v"]},
     "stream_interval": 4,
-    "thinking_token_budget": 11,
     "repetition_detection": {"max_pattern_size": 30, "min_pattern_size": 20, "min_count": 9},
-    "watermarking": False,
-    "priority": -3,
-    "cache_salt": "a salt",
-    "session_id": "a session",
     "truncate_prompt_tokens": 9,
     "truncation_side": "left",
     "prompt_logprobs": 2,

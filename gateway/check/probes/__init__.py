@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.check.answers import Api
-from gateway.check.probes import answer, prompt, sampling
+from gateway.check.probes import answer, prompt, sampling, tools
 from gateway.check.probes.ask import Probe
 
 UNSEEN: Mapping[str, Any] = {
@@ -32,6 +32,7 @@ MAY_BE_REFUSED = frozenset(
         *answer.CONSTRAINTS,
         # By the model's chat template.
         *("messages", "add_generation_prompt", "continue_final_message", "chat_template_kwargs", "documents", "echo"),
+        *("tools", "tool_choice", "parallel_tool_calls", "reasoning_effort"),
     }
 )
 """Fields that a sound deployment may refuse."""
@@ -87,6 +88,11 @@ PROBES: Mapping[Api, Mapping[str, Probe]] = {
         "documents": prompt.rendered(documents=[{"title": "Tides", "text": "The tide rises."}]),
         "echo": prompt.echo_of_chat,
         "return_prompt_text": prompt.return_prompt_text,
+        "tools": prompt.rendered(tools=tools.TOOLS),
+        "tool_choice": tools.tool_choice,
+        "parallel_tool_calls": tools.parallel_tool_calls,
+        "reasoning_effort": prompt.rendered(reasoning_effort="low"),
+        "include_reasoning": tools.include_reasoning,
     },
     "completions": {
         **_BOTH,

@@ -99,9 +99,9 @@ async def logprob_token_ids(ask: Ask) -> Verdict:
         return accepted(NO_TOKENS)
     wanted = {ask.tokens.second, ask.tokens.answer[-1]}
     answer = await ask(**logprobs(ask, 1), **endless(4), logprob_token_ids=sorted(wanted))
-    for position in answer.positions:
-        if position.top_ids - {position.token_id} != wanted - {position.token_id}:
-            return failed("other alternatives than the tokens that it names")
+    given = [position.top_ids | {position.token_id} for position in answer.positions]
+    if given != [wanted | {position.token_id} for position in answer.positions] or not given:
+        return failed("other alternatives than the tokens that it names")
     return seen("the alternatives are the tokens that it names")
 
 

@@ -8,21 +8,36 @@ from gateway.check.verdicts import Verdict, accepted, failed, seen
 from gateway.triton.contract import Backend
 
 _HOT = {"temperature": 2}
-# The model's own defaults would choose other tokens than the likeliest.
-_PLAIN = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0, "top_p": 1, "top_k": 0, "min_p": 0}
 _FORCED = "kiwi plum fig"
+_WITHOUT_EFFECT = {
+    "repetition_penalty": 1,
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "top_p": 1,
+    "top_k": 0,
+    "min_p": 0,
+}
 
 
-def _all_likeliest(answer: Answer) -> bool:
+def _undefaulted(ask: Ask) -> dict[str, Any]:
+    """Takes the model's own defaults out of the way, with which other tokens than the likeliest may be chosen."""
+    return {name: value for name, value in _WITHOUT_EFFECT.items() if name in ask.model.defaults}
+
+
+async def _is_all_likeliest(ask: Ask, **changes: Any) -> bool:
+    answer = await ask(**_undefaulted(ask) | changes, **logprobs(ask, 1), **endless(12))
+    if not answer.positions:
+        raise ValueError("there are no log probabilities")
     return all(position.is_likeliest for position in answer.positions)
 
 
 async def temperature(ask: Ask) -> Verdict:
-    cold = await ask(temperature=0, **_PLAIN, **logprobs(ask, 1), **endless(12))
-    hot = await ask(**_HOT, **_PLAIN, **logprobs(ask, 1), **endless(12))
-    if not _all_likeliest(cold):
+    if ask.tokens is None:
+        await ask(**_HOT)
+        return accepted(NO_TOKENS)
+    if not await _is_all_likeliest(ask, temperature=0):
         return failed("at temperature 0 a token is not the likeliest")
-    if _all_likeliest(hot):
+    if await _is_all_likeliest(ask, **_HOT):
         return accepted("12 tokens are the likeliest ones at temperature 2 too")
     return seen("at temperature 0 the likeliest tokens, at 2 others too")
 
@@ -31,7 +46,10 @@ def narrowed(**limit: Any) -> Probe:
     """For a limit that leaves the likeliest token alone."""
 
     async def probe(ask: Ask) -> Verdict:
-        if _all_likeliest(await ask(**_HOT, **_PLAIN | limit, **logprobs(ask, 1), **endless(12))):
+        if ask.tokens is None:
+            await ask(**limit)
+            return accepted(NO_TOKENS)
+        if await _is_all_likeliest(ask, **_HOT, **limit):
             return seen("only the likeliest tokens at temperature 2")
         return failed("a token is not the likeliest")
 
@@ -42,12 +60,13 @@ def reweighted(**penalty: Any) -> Probe:
     """For a penalty, which may or may not change an answer."""
 
     async def probe(ask: Ask) -> Verdict:
+        # Of two tokens that are nearly as likely, the second comes when the first has come often enough.
         choose = only(ask.tokens.answer[0], ask.tokens.second) if ask.tokens else {}
-        without = await ask(**choose, **_PLAIN, **logprobs(ask, 1), **endless(12))
-        with_it = await ask(**choose, **_PLAIN | penalty, **logprobs(ask, 1), **endless(12))
-        if with_it.ids == without.ids:
+        without = await ask(**_undefaulted(ask), **choose, **endless(12))
+        with_it = await ask(**_undefaulted(ask) | penalty, **choose, **endless(12))
+        if with_it.text == without.text:
             return accepted("the answer is the same without it")
-        return seen("other tokens than without it")
+        return seen("another answer than without it")
 
     return probe
 
