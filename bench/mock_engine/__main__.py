@@ -17,7 +17,7 @@ Control for tests, all JSON:
                      "stall_before": true             nothing comes, no admission either
                      "stall_after": k                 the engine stops after k tokens
                      "close_after": {"events": k} or {"bytes": k}   the connection is dropped
-                     "merge": k                       k tokens in each response
+                     "merge": k or [sizes]            so many tokens in each response
                      "token_interval_ms": f
                      "split_writes": [sizes] or seed  the response's bytes leave in pieces
                      "text": what the model says instead, a list: token by token

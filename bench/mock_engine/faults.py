@@ -6,6 +6,7 @@ stalls. A request gets the oldest fault that fits it; a fault that is used up is
 
 import asyncio
 import contextlib
+import itertools
 import json
 import random
 from collections.abc import Iterator
@@ -77,8 +78,8 @@ class Fault(_Strict):
     """The engine stops after so many tokens, until the faults are deleted or the request is cancelled."""
     close_after: CloseAfter | None = None
     """The connection is dropped in the middle of the response."""
-    merge: AtLeastOne | None = None
-    """So many tokens in each response."""
+    merge: AtLeastOne | Annotated[list[AtLeastOne], Field(min_length=1)] | None = None
+    """So many tokens in each response; a list: in one response after the other, over and over."""
     token_interval_ms: Annotated[float, Field(ge=0)] | None = None
     """Time between two tokens."""
     split_writes: int | Annotated[list[AtLeastOne], Field(min_length=1)] | None = None
@@ -97,6 +98,12 @@ class Fault(_Strict):
                 kept = {name: value for name, value in parameters if name not in self.forget}
                 left["sampling_parameters"] = [json.dumps(kept)]
         return left
+
+    def response_sizes(self) -> Iterator[int] | None:
+        """The tokens of one response after the other, without end."""
+        if self.merge is None:
+            return None
+        return itertools.cycle(self.merge if isinstance(self.merge, list) else [self.merge])
 
     def write_sizes(self) -> Iterator[int] | None:
         """The sizes of the pieces, without end."""

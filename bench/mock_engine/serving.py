@@ -6,6 +6,7 @@ produces an output.
 """
 
 import asyncio
+import itertools
 import struct
 import time
 from collections.abc import Callable
@@ -193,7 +194,8 @@ class _Call:
         await self._answer(request, row)
 
     async def _answer(self, request: GenerateRequest, row: Callable[[Delta], Row]) -> None:
-        tokens_per_response = (self._fault.merge or request.params.stream_interval) if request.stream else None
+        sizes = self._fault.response_sizes() or itertools.repeat(request.params.stream_interval)
+        size = next(sizes) if request.stream else None
         pending: Delta | None = None
         self._next_token_at = time.monotonic()
         if self._fault.finish_reason_error:
@@ -216,9 +218,9 @@ class _Call:
                 pending = delta
             else:
                 pending.extend(delta)
-            if delta.finish_reason is not None or len(pending.token_ids) == tokens_per_response:
+            if delta.finish_reason is not None or len(pending.token_ids) == size:
                 await self._send(row(pending))
-                pending = None
+                pending, size = None, next(sizes)
 
     def _fault_is_due(self) -> bool:
         fault, tokens = self._fault, self._record.tokens

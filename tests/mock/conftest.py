@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -11,6 +12,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from bench.mock_engine.running import MockEngine, running_mock_engine
 from tests.support.chat import MODEL
 from tests.support.gateway import Gateway, running_gateway
+from tests.support.tool_cases import FORMATS
+from tests.support.tools import Talk
 
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}{% endfor %}"
@@ -93,3 +96,60 @@ def client(gateway: Gateway, engine: MockEngine) -> Iterator[httpx.Client]:
 def stock_client(stock_gateway: Gateway, stock: MockEngine) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=stock_gateway.url, timeout=30) as opened:
         yield opened
+
+
+# Shows everything of the tools and of earlier calls, and ends as a request says.
+TOOL_TEMPLATE = (
+    "{{ bos_token }}{% for tool in tools or [] %}<|tool|>{{ tool | tojson }}{% endfor %}"
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}"
+    "{% if message.reasoning_content %}<|thought|>{{ message.reasoning_content }}{% endif %}"
+    "{% for call in message.tool_calls or [] %}"
+    "<|call|>{{ call.id }} {{ call.function.name }} {{ call.function.arguments | tojson }}{% endfor %}"
+    "{% if message.tool_call_id %}<|of|>{{ message.tool_call_id }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    "{% if reasoning_effort %}<|effort|>{{ reasoning_effort }}{% endif %}{{ opening or '' }}"
+)
+
+
+@pytest.fixture(scope="session")
+def tool_models(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """A model repository and settings for a model of each family, one of no known family, and one whose template
+    shows no tools."""
+    folder = tmp_path_factory.mktemp("tools")
+    hf = repository.parent / "hf"
+    template, toolless = folder / "tools.jinja", folder / "toolless.jinja"
+    template.write_text(TOOL_TEMPLATE)
+    toolless.write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
+    models = [
+        {"triton_model": name, "tool_parser": form.tool_parser or "none", "chat_template": str(template)}
+        | {"reasoning_parser": form.reasoning_parser or "none"}
+        for name, form in FORMATS.items()
+    ]
+    models.append({"triton_model": "unknown", "chat_template": str(template)})
+    models.append({"triton_model": "toolless", "chat_template": str(toolless), "tool_parser": "hermes"})
+    for model in models:
+        place = folder / "repository" / model["triton_model"]
+        (place / "1").mkdir(parents=True)
+        (place / "config.pbtxt").write_text('backend: "vllm"\n')
+        engine = {"model": str(hf), "max_model_len": 32768, "structured_outputs_config": {"backend": "guidance"}}
+        (place / "1" / "model.json").write_text(json.dumps(engine))
+    return folder / "repository", models
+
+
+@pytest.fixture(scope="session")
+def talk_to_all(tool_models: tuple[Path, list[dict[str, Any]]]) -> Iterator[Talk]:
+    folder, models = tool_models
+    with (
+        running_mock_engine(model_repository=folder) as engine,
+        running_gateway(
+            "--triton", engine.url, "--model-repository", str(folder), "--models", json.dumps(models)
+        ) as gateway,
+    ):
+        yield Talk(gateway.wait_until_ready(), engine)
+
+
+@pytest.fixture
+def talk(talk_to_all: Talk) -> Talk:
+    """A client, a gateway and an engine without a past, with a model of each family (`tests.support.tool_cases`)."""
+    talk_to_all.engine.reset()
+    return talk_to_all

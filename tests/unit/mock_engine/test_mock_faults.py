@@ -111,6 +111,11 @@ def test_a_fault_fits_a_request_by_the_end_of_its_id(own: Client) -> None:
     assert "one" not in (text(), text(id="a-10"))
 
 
+def test_integers_of_any_size_are_shown(own: Client) -> None:
+    own.stream("large", {"extra_args": {"n": 10**400}})
+    assert ended(own, "large")["sampling_parameters"]["extra_args"]["n"] == 10**400
+
+
 def test_a_list_of_text_is_what_the_model_says_token_by_token(own: Client) -> None:
     own.engine.add_fault(text=["a", " b", "\N{EURO SIGN}"])
     events = own.stream("spell", {"max_tokens": 9}).events
@@ -194,6 +199,12 @@ def test_merged_tokens_are_the_same_answer(either: Client) -> None:
         return [position for event in answer.events for position in json.loads(event["logprobs"])]
 
     assert logprobs(merged) == logprobs(single)
+
+
+def test_responses_have_the_sizes_that_a_test_asks_for(own: Client) -> None:
+    own.engine.add_fault(merge=[2, 5])
+    events = own.stream(sampling={"max_tokens": 10, "ignore_eos": True}).events
+    assert [event["num_output_tokens"] for event in events] == [2, 5, 2, 1]
 
 
 def test_tokens_come_at_their_pace(own: Client) -> None:
