@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 
 from gateway.files import is_folder, read_json, read_text
 from gateway.output.parsers import OutputFormat, recognise
+from gateway.output.tools import FAMILIES
 from gateway.repository import EngineArguments, checked_name, vllm_models
 from gateway.settings import NO_PARSER, ModelSettings, Settings
 from gateway.settings_error import SettingsError, mistake, shown
@@ -116,6 +117,10 @@ def _served(model: ModelSettings, engine: EngineArguments) -> ServedModel:
         else:
             template = _template(place, source, special)
     structured = engine.structured_outputs_config
+    grammar_backend = model.structured_outputs_backend or (structured and structured.backend) or ""
+    output = _output_format(model, template)
+    if model.tool_structural_tag:
+        _check_structural_tag(model, output, grammar_backend)
     return ServedModel(
         names=tuple(model.names or [model.triton_model]),
         triton_model=model.triton_model,
@@ -123,14 +128,29 @@ def _served(model: ModelSettings, engine: EngineArguments) -> ServedModel:
         no_chat=no_chat,
         tokenizer=tokenizer,
         no_tokenizer=no_tokenizer,
-        grammar_backend=model.structured_outputs_backend or (structured and structured.backend) or "",
+        grammar_backend=grammar_backend,
         max_model_len=model.max_model_len or _positive(engine.max_model_len),
         trained_len=trained_len,
         defaults=defaults,
         added_bos=added_bos,
-        output=_output_format(model, template),
+        output=output,
         tool_structural_tag=model.tool_structural_tag,
     )
+
+
+def _check_structural_tag(model: ModelSettings, output: OutputFormat, grammar_backend: str) -> None:
+    setting = f"models: tool_structural_tag of {model.triton_model!r}"
+    if grammar_backend != "xgrammar":
+        raise SettingsError(
+            f"{setting} needs the grammar backend xgrammar, which alone enforces structural tags; it has "
+            f"{grammar_backend or 'an unknown one'} (structured_outputs_backend)."
+        )
+    family = FAMILIES.get(output.tool_parser or "")
+    if family is None or family.frame is None:
+        raise SettingsError(
+            f"{setting} needs a tool parser whose calls have one certain form, such as hermes; it has "
+            f"{output.tool_parser or NO_PARSER} (tool_parser)."
+        )
 
 
 def _output_format(model: ModelSettings, template: ChatTemplate | None) -> OutputFormat:

@@ -15,6 +15,10 @@ from gateway.output.events import CallArguments, CallStart, Content, Event, Outp
 from gateway.output.first_call import FirstCall
 from gateway.output.logprobs import ChatLogprobs, Position
 from gateway.output.parsers import finish_reason
+from gateway.output.reasoning import MARKS
+from gateway.output.tools import FAMILIES
+from gateway.translate.after_reasoning import after_reasoning
+from gateway.translate.call_tag import call_tag
 from gateway.translate.structured import Constraint
 from gateway.translate.tool_choice import ToolUse, calls_constraint, tool_use
 from gateway.triton.contract import Backend, Delta, ModelContract
@@ -56,13 +60,16 @@ class Chat:
         if contract.backend is Backend.STOCK and model.added_bos and not request.add_special_tokens:
             text = text.removeprefix(model.added_bos)
         warnings = [*prompt.warnings]
+        of_content = None if use.is_bound else constraint
         if use.is_bound:
             if constraint is not None:
                 warnings.append(f"{constraint.place} was ignored: tool_choice binds the answer to be a call")
             constraint = calls_constraint(use)
         elif use.tools and constraint is not None:
             warnings.append(f"tools cannot be called: {constraint.place} binds the answer")
-        return Translation(
+        elif use.tools:
+            constraint = _free_calls(use, model)
+        translation = Translation(
             [text],
             bool(request.add_special_tokens),
             json_outputs(request, contract, logprobs=bool(request.logprobs)),
@@ -73,21 +80,56 @@ class Chat:
             # The marks of calls and of thinking may be special tokens.
             sampling={"skip_special_tokens": False} if model.output.needs_special_tokens(bool(use.tools)) else {},
             constraint=constraint,
-            checks=partial(_checks, use, constraint) if model.output.reasoning_parser or use.tools else None,
+            checks=partial(_checks, use, of_content) if model.output.reasoning_parser or use.tools else None,
         )
+        if constraint is not None and model.output.reasoning_parser is not None:
+            _bind_after_thinking(translation, model, contract, prompt.text)
+        return translation
 
 
-def _checks(use: ToolUse, constraint: Constraint | None, answer: Answer) -> list[Check]:
+def _free_calls(use: ToolUse, model: ServedModel) -> Constraint | None:
+    """What keeps calls valid that the model is free to make, where that is switched on and can be had."""
+    family = FAMILIES.get(model.output.tool_parser or "")
+    if not model.tool_structural_tag or family is None or family.frame is None:
+        return None
+    return call_tag(use, family.frame)
+
+
+def _bind_after_thinking(translation: Translation, model: ServedModel, contract: ModelContract, prompt: str) -> None:
+    """A constraint binds the answer and not the thinking before it."""
+    is_over = model.output.reasoning_is_over(prompt)
+    if "reasoning_ended" in contract.inputs:
+        translation.inputs = {"reasoning_ended": is_over}
+    elif not is_over:
+        translation.engine_form = partial(_one_grammar, model, prompt)
+
+
+def _one_grammar(model: ServedModel, prompt: str, constraint: Constraint) -> Constraint:
+    """For a backend that cannot be told when the thinking ends."""
+    marks = MARKS.get(model.output.reasoning_parser or "")
+    opened = model.output.begins_in_reasoning(prompt)
+    form = None if marks is None else after_reasoning(constraint, marks, opened, model.grammar_backend)
+    if form is None:
+        raise bad_request(
+            f"{constraint.place}: a model that thinks first cannot be bound to this by Triton's stock vLLM backend; "
+            "switch the thinking off in chat_template_kwargs, or install this project's vllm_backend.",
+            constraint.place,
+            "unsupported_parameter",
+        )
+    return form
+
+
+def _checks(use: ToolUse, of_content: Constraint | None, answer: Answer) -> list[Check]:
     """Calls by the schema of their function, content by the request's own constraint: what was thought before either
     is bound by nothing."""
     if answer.parser is None:
-        return [] if constraint is None else [Check(constraint, answer.text)]
+        return [] if of_content is None else [Check(of_content, answer.text)]
     calls = [
         Check(Constraint("json", use.schemas[call.name], f"tools.{call.name}"), call.arguments, not use.is_bound)
         for call in answer.message.calls
         if call.name in use.schemas
     ]
-    return calls if constraint is None or use.is_bound else [*calls, Check(constraint, answer.message.content)]
+    return calls if of_content is None else [*calls, Check(of_content, answer.message.content)]
 
 
 def _check_can_call(model: ServedModel) -> None:

@@ -87,8 +87,8 @@ class Translation:
     `outputs` are the JSON outputs that are wanted. `places` says by what names the client knows the contract's
     (`contract.error_from`), given the number of a prompt. `writer` gets the answer's id and its time of creation.
     `parser` makes a message of a choice's text, where it is more than content. `sampling` and `inputs` are added to
-    what the fields say; `constraint` is what binds the answer, `checks` what it is checked by in the end (None: its
-    text by the constraint).
+    what the fields say; `constraint` is what binds the answer, `engine_form` makes of it, once it has been checked,
+    what the engine gets; `checks` is what an answer is checked by in the end (None: its text by the constraint).
     """
 
     prompts: Sequence[str | list[int]]
@@ -101,6 +101,7 @@ class Translation:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     inputs: Mapping[str, Any] = field(default_factory=dict)
     constraint: Constraint | None = None
+    engine_form: Callable[[Constraint], Constraint] = lambda constraint: constraint
     checks: Callable[[Answer], list[Check]] | None = None
 
 
@@ -256,6 +257,7 @@ class GenerateRoute(Generic[_Request]):
             instance, contract = now, now.models[model.triton_model]
         sampling = {**sampling, **translation.sampling}
         further = {**further, **translation.inputs}
+        value = translation.engine_form(constraint).engine_value() if constraint else None
         choices = request.n or 1
         answer_id = f"{self._dialect.id_prefix}-{request.request_id or uuid.uuid4().hex}"
         generations: list[Generation] = []
@@ -269,7 +271,7 @@ class GenerateRoute(Generic[_Request]):
                 asked = GenerateRequest(
                     prompt,
                     for_choice(sampling, choice),
-                    constraint.engine_value() if constraint else None,
+                    value,
                     translation.add_special_tokens,
                     further,
                     tuple(translation.outputs),

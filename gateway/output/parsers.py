@@ -44,6 +44,11 @@ class OutputFormat:
         """Whether the prompt has opened the reasoning."""
         return self.reasoning_parser in MARKS and MARKS[self.reasoning_parser].opened_by(prompt)
 
+    def reasoning_is_over(self, prompt: str) -> bool:
+        """Whether the prompt has closed the reasoning already, as templates do when thinking is switched off."""
+        marks = MARKS.get(self.reasoning_parser or "")
+        return marks is not None and prompt.rstrip().endswith(marks.closing)
+
     def parser(
         self,
         prompt: str,

@@ -412,3 +412,46 @@ def test_sampling_defaults_come_from_where_the_engine_arguments_say(
     write(file, json.loads(file.read_text()) | arguments)
     (model,) = served(model_repository=repository)
     assert model.defaults == defaults
+
+
+@pytest.mark.parametrize(
+    ("template", "settings", "expected"),
+    [
+        ("{{ bos_token }}", {}, (None, None)),
+        ('{# <tool_call>{"name" #}', {}, ("hermes", None)),
+        ('{# <tool_call>{"name" </think> #}', {}, ("hermes", "think")),
+        ('{# <tool_call>{"name" </think> #}', {"tool_parser": "none", "reasoning_parser": "none"}, (None, None)),
+        ("{{ bos_token }}", {"tool_parser": "mistral", "reasoning_parser": "think"}, ("mistral", "think")),
+    ],
+)
+def test_parsers_are_set_or_recognised_from_the_template(
+    template: str, settings: dict[str, Any], expected: tuple[str | None, str | None], tokenizer: Path
+) -> None:
+    write(tokenizer / "chat_template.jinja", template)
+    (model,) = served(models=[{"triton_model": "m", "tokenizer": tokenizer} | settings])
+    assert (model.output.tool_parser, model.output.reasoning_parser) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({"tool_parser": "hermess"}, ["tool_parser", "hermes"]),
+        ({"reasoning_parser": ""}, ["reasoning_parser", "think"]),
+        ({"tool_structural_tag": True, "tool_parser": "hermes"}, ["tool_structural_tag", "xgrammar"]),
+        (
+            {"tool_structural_tag": True, "tool_parser": "qwen3_coder", "structured_outputs_backend": "xgrammar"},
+            ["tool_structural_tag", "qwen3_coder"],
+        ),
+        ({"tool_structural_tag": True, "structured_outputs_backend": "xgrammar"}, ["tool_structural_tag", "none"]),
+    ],
+)
+def test_a_wrong_parser_is_one_sentence(settings: dict[str, Any], names: list[str], tokenizer: Path) -> None:
+    with pytest.raises(SettingsError) as caught:
+        served(models=[{"triton_model": "m", "tokenizer": tokenizer} | settings])
+    assert all(name in str(caught.value) for name in names)
+
+
+def test_a_structural_tag_where_it_can_be_had(tokenizer: Path) -> None:
+    settings = {"tool_structural_tag": True, "tool_parser": "hermes", "structured_outputs_backend": "xgrammar"}
+    (model,) = served(models=[{"triton_model": "m", "tokenizer": tokenizer} | settings])
+    assert model.tool_structural_tag
