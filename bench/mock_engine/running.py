@@ -7,6 +7,7 @@ with running_mock_engine(stock=True) as engine:
 """
 
 import asyncio
+import json
 import subprocess
 import sys
 import time
@@ -17,8 +18,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
-
-import orjson
 
 _ROOT = Path(__file__).resolve().parents[2]
 _STOP_SECONDS = 5.0
@@ -80,11 +79,11 @@ class MockEngine:
         self.set_state(live=True, ready=True, models={name: {"ready": True} for name in self.state()["models"]})
 
     def _call(self, method: str, path: str, body: Any = None) -> Any:
-        data = None if body is None else orjson.dumps(body)
+        data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data=data, method=method)
         try:
             with urllib.request.urlopen(request, timeout=10) as answer:
-                return orjson.loads(answer.read())
+                return json.loads(answer.read())
         except urllib.error.HTTPError as error:
             raise MockEngineError(f"{method} {path}: {error.read().decode()}") from None
 
