@@ -168,7 +168,9 @@ class Settings(BaseSettings):
         False, description="refuse unknown request fields instead of ignoring them with a warning"
     )
     max_body_bytes: int = Field(4 * 1024 * 1024, ge=1024, description="largest request body; a larger one is 413")
-    max_in_flight: int = Field(1024, ge=1, description="open requests per model; one more is 429")
+    max_in_flight: int = Field(
+        1024, ge=1, description="open generations per model, one for each choice of a request; one more is 429"
+    )
     request_timeout: float = Field(
         600, gt=0, allow_inf_nan=False, description="seconds a request may take in all; then it is 504"
     )
