@@ -54,7 +54,8 @@ async def continue_final_message(ask: Ask) -> Verdict:
 
 async def echo_of_chat(ask: Ask) -> Verdict:
     answer = await ask(**_GOES_ON, echo=True)
-    if not answer.text.startswith(_SAID):
+    # Thinking is not part of it.
+    if not str(answer.choice["message"]["content"]).startswith(_SAID):
         return failed("the answer does not begin with the last message")
     return seen("the answer begins with the last message")
 

@@ -148,6 +148,25 @@ def test_our_errors_say_whose_fault_it_was(text: str, status: int, param: str | 
 
 
 @pytest.mark.parametrize(
+    ("text", "code", "message"),
+    [
+        (
+            "sampling_parameters.min_p: is not a sampling parameter of this backend.",
+            "unsupported_parameter",
+            "min_p: is not a sampling parameter of this backend.",
+        ),
+        ("priority: set scheduling_policy to priority.", "invalid_value", "priority: set scheduling_policy"),
+        ("sampling_parameters.seed: seed is too large.", "invalid_value", "seed is too large."),
+        ("prompt: it exceeds the context.", "context_length_exceeded", "messages: it exceeds"),
+    ],
+)
+def test_a_refusal_of_ours_has_a_code_and_begins_with_its_place(text: str, code: str, message: str) -> None:
+    error = contract.error_from(f"INVALID_ARG {text}", Backend.OURS, PLACES)
+    assert error.code == code
+    assert error.message.startswith(message)
+
+
+@pytest.mark.parametrize(
     ("text", "status", "param"),
     [
         ("Error generating stream: Grammar error: Invalid type: nope", 400, None),
