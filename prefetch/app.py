@@ -10,13 +10,13 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Annotated, Any
 
 import aiohttp
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from prefetch import adapters, metrics
@@ -24,6 +24,7 @@ from prefetch.adapters import bearer
 from prefetch.adapters.outcome import Announced, Confirm, Ignored, Refused, Trust, parse
 from prefetch.errors import JobError
 from prefetch.jobs import ENDED, Job, Jobs
+from prefetch.names import check_model, check_version
 from prefetch.page import PAGE
 from prefetch.pull import Engine
 from prefetch.sqs import Queue
@@ -53,14 +54,15 @@ class Version(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    model: str
-    version: str
+    model: Annotated[str, AfterValidator(check_model)]
+    version: Annotated[str, AfterValidator(check_version)]
 
 
 class Lease(Version):
     """Who uses a version: it is not removed meanwhile."""
 
-    holder: str = Field(min_length=1, max_length=80)
+    # Printable ASCII: percent-encoded, it is a file's name.
+    holder: str = Field(min_length=1, max_length=60, pattern=r"^[\x20-\x7e]+$")
 
 
 class TakenLease(Lease):

@@ -318,11 +318,14 @@ class Copier:
                     disk.write_at(copy.fd, data, offset)
                     crc = copy.algorithm.update(data, crc)
                     offset += len(data)
-                    self._progress.downloaded_bytes(copy.file.path, len(data))
+                    self._progress.read(len(data))
+                    if not copy.stale:
+                        self._progress.has(copy.file.path, len(data))
                     if self._ended.is_set():
                         raise Cancelled
         except BaseException:
-            self._progress.has(copy.file.path, begin - offset)
+            if not copy.stale:
+                self._progress.has(copy.file.path, begin - offset)
             raise
         finally:
             self._limits.give_back()

@@ -44,12 +44,12 @@ class Progress:
             metrics.phase_seconds.labels(self.phase).observe(now - self._phase_began)
             self.phase, self._phase_began = phase, now
 
-    def downloaded_bytes(self, path: str, amount: int) -> None:
+    def read(self, amount: int) -> None:
+        """Bytes that came from S3, whatever becomes of them."""
         metrics.bytes_total.inc(amount)
         now = time.monotonic()
         with self._lock:
             self.downloaded += amount
-            self.files[path].bytes += amount
             if not self._samples or now - self._samples[-1][0] > 0.2:
                 self._samples.append((now, self.downloaded))
                 self._forget(now)
@@ -62,6 +62,8 @@ class Progress:
     def state(self, path: str, state: str) -> None:
         with self._lock:
             self.files[path].state = state
+            if state == "done":
+                self.files[path].bytes = self.files[path].size
 
     def retried(self, path: str) -> None:
         with self._lock:

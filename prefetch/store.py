@@ -7,10 +7,12 @@
     <target>/.prefetch/leases/<name>/<holder>   a lease: JSON with the time at which it ends
     <target>/.prefetch/used/<name>        its time of change is when the version was used last
 
-A version counts as published when its READY.json is there. <name> is `<model>@<version>`, percent-encoded.
+A version counts as published when its READY.json is there. <name> is `<model>@<version>`, percent-encoded; a long one
+is cut and ends in its digest.
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -26,6 +28,9 @@ from urllib.parse import quote, unquote
 from prefetch import disk
 from prefetch.errors import JobError
 from prefetch.names import CURRENT, READY
+
+# Below what a file system takes, with room for the suffix of a new file.
+_NAME_CHARACTERS = 200
 
 
 @dataclass(frozen=True)
@@ -187,7 +192,11 @@ def _ready_files(folder: Path) -> Iterator[Path]:
 
 
 def _name(model: str, version: str) -> str:
-    return quote(f"{model}@{version}", safe="@")
+    name = f"{model}@{version}"
+    quoted = quote(name, safe="@")
+    if len(quoted) <= _NAME_CHARACTERS:
+        return quoted
+    return f"{quoted[:100]}~{hashlib.sha256(name.encode()).hexdigest()}"
 
 
 def _write(file: Path, content: bytes) -> None:

@@ -115,6 +115,16 @@ def test_places_that_are_taken(model: Bucket, tmp_path: Path, monkeypatch: pytes
         run(engine, model.source, model="n")
 
 
+def test_names_that_are_long(model: Bucket, tmp_path: Path) -> None:
+    """As long as a folder's name can be, and three times that when it is percent-encoded."""
+    engine = Engine(config(tmp_path, model.server.url))
+    for name in ("模" * 85, "模" * 84 + "型"):
+        published = run(engine, model.source, model=name, pin=True)
+        assert files_in(published.folder) == MODEL
+    assert [one.kept for one in engine.candidates()] == ["current", "current"]
+    assert len(list((tmp_path / "target" / ".prefetch" / "pins").iterdir())) == 2
+
+
 def test_failed_staging_is_removed_after_a_time(model: Bucket, tmp_path: Path) -> None:
     engine = Engine(config(tmp_path, model.server.url))
     model.put("model.safetensors", b"nothing")

@@ -200,6 +200,8 @@ def test_pins_and_leases(model: Bucket, start: Start) -> None:
     assert service.ask("PUT", "/v1/pins", one, token="wrong")[0] == 401
     assert service.ask("PUT", "/v1/pins", one | {"version": "3"})[0] == 404
     assert service.ask("PUT", "/v1/leases", lease)[1]["error"]["param"] == "seconds"
+    assert service.ask("PUT", "/v1/pins", {"model": "../m", "version": "1"})[1]["error"]["param"] == "model"
+    assert service.ask("PUT", "/v1/leases", lease | {"holder": "ü", "seconds": 1})[1]["error"]["param"] == "holder"
 
 
 def test_what_the_webhook_refuses(model: Bucket, start: Start) -> None:

@@ -128,5 +128,5 @@ def test_a_plan_is_refused_before_a_byte() -> None:
 def test_a_manifest_lies_below_its_source() -> None:
     wanted = {"model": "m", "version": "1", "source": "s3://bkt/a/"}
     assert Announcement.model_validate(wanted | {"manifest_key": "a/manifest.json"})
-    with pytest.raises(ValueError, match="'manifest_key' 'b/secret.json' is not below the source"):
+    with pytest.raises(ValueError, match=r"'manifest_key' 'b/secret\.json' is not below the source"):
         Announcement.model_validate(wanted | {"manifest_key": "b/secret.json"})
