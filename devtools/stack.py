@@ -301,6 +301,9 @@ def engine_environment(engine: environments.Environment, metrics: Path) -> dict[
         TORCHDYNAMO_DISABLE="1",
         # The engine computes itself; otherwise it starts a worker process below it, even with the executor `uni`.
         VLLM_ENABLE_V1_MULTIPROCESSING="0",
+        # Threads that wait for each other sleep instead of spinning: where others want the cores too, spinning keeps
+        # the very thread from running that is waited for, and a token takes seconds.
+        OMP_WAIT_POLICY="PASSIVE",
         # vLLM's registry writes its files here; only what stands in tritonserver's own environment counts.
         PROMETHEUS_MULTIPROC_DIR=str(metrics),
     )
