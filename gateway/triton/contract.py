@@ -166,6 +166,7 @@ _NOT_A_PARAMETER = "is not a sampling parameter"
 _OURS_ERROR = re.compile(r"(INVALID_ARG|UNAVAILABLE|INTERNAL)(?: ([^\s:]+))?: (.*)", re.DOTALL)
 # Triton's own words for a Python backend whose process has died.
 _STUB_IS_GONE = re.compile(r"Stub process '[^']*' is not healthy")
+_IS_TOO_LONG = re.compile("context|maximum model length")
 _TOO_LONG = re.compile(r".{0,60}maximum (?:context|model) length.*", re.IGNORECASE)
 # What the stock backend says of a client's own mistake; any other text may hold paths and addresses.
 _STOCK_CLIENT_FAULT = re.compile(r"(Grammar error|Invalid grammar|The provided JSON schema)\b.*")
@@ -188,7 +189,7 @@ def error_from(text: str, backend: Backend, places: Mapping[str, str]) -> ApiErr
         if code == "INVALID_ARG":
             param = _client_param(place, places)
             message = f"{param}: {sentence}" if param and not sentence.startswith(param) else sentence
-            if place == "prompt" and "context" in sentence:
+            if place == "prompt" and _IS_TOO_LONG.search(sentence):
                 error_code = "context_length_exceeded"
             elif _NOT_A_PARAMETER in sentence:
                 # Of an older backend: a newer one takes what the gateway sends.
