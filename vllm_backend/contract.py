@@ -28,6 +28,7 @@ TRUNCATE_PROMPT_TOKENS = "truncate_prompt_tokens"
 TRUNCATION_SIDE = "truncation_side"
 CACHE_SALT = "cache_salt"
 SESSION_ID = "session_id"
+REASONING_ENDED = "reasoning_ended"
 IMAGE = "image"
 EMBEDDING_REQUEST = "embedding_request"
 
@@ -71,6 +72,7 @@ INPUTS = (
     Tensor(TRUNCATION_SIDE, "TYPE_STRING", (1,), optional=True),
     Tensor(CACHE_SALT, "TYPE_STRING", (1,), optional=True),
     Tensor(SESSION_ID, "TYPE_STRING", (1,), optional=True),
+    Tensor(REASONING_ENDED, "TYPE_BOOL", (1,), optional=True),
     *(Tensor(flag, "TYPE_BOOL", (1,), optional=True) for flag in RETURN_FLAGS),
     Tensor(IMAGE, "TYPE_STRING", (-1,), optional=True),
     Tensor(EMBEDDING_REQUEST, "TYPE_STRING", (1,), optional=True),

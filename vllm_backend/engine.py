@@ -1,7 +1,7 @@
 """vLLM behind a small interface: start, admit a request, read its outputs, abort it, shut down.
 
-The only module that imports vLLM, written for the release in `versions.py`. Nothing of Triton is known here. Every
-exception that leaves it is one of `contract`'s, so a client never sees vLLM's own types or a stack trace."""
+With `reasoning.py` all that imports vLLM, written for the release in `versions.py`. Nothing of Triton is known here.
+Every exception that leaves it is one of `contract`'s, so a client never sees vLLM's own types or a stack trace."""
 
 import asyncio
 import dataclasses
@@ -18,12 +18,13 @@ from vllm.outputs import CompletionOutput
 from vllm.platforms import current_platform
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.sampling_params import RepetitionDetectionParams, RequestOutputKind, StructuredOutputsParams
+from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
-from vllm_backend import contract
+from vllm_backend import contract, reasoning
 from vllm_backend.contract import Internal, InvalidArgument, RequestError, StartError, Unavailable
 from vllm_backend.request import GenerateRequest, Truncation
 from vllm_backend.sampling import constraint_kind, place_of
@@ -113,9 +114,10 @@ class Generation:
 class Engine:
     """One vLLM engine. All its coroutines run on the event loop on which it was started."""
 
-    def __init__(self, llm: AsyncLLM, tasks: tuple[str, ...]) -> None:
+    def __init__(self, llm: AsyncLLM, tasks: tuple[str, ...], finds_reasoning_end: bool) -> None:
         self._llm = llm
         self._tasks = tasks
+        self._finds_reasoning_end = finds_reasoning_end
         self._context_length: int = llm.model_config.max_model_len
         # One thread, as in vLLM's own front end: a tokenizer must not be used by two at a time.
         self._preparing = ThreadPoolExecutor(1, thread_name_prefix="prepare-request")
@@ -127,13 +129,19 @@ class Engine:
     async def start(cls, args: AsyncEngineArgs) -> "Engine":
         """Starts the engine, and generates one token so that a started engine is known to answer. Raises StartError."""
         try:
-            llm = AsyncLLM.from_engine_args(args)
+            config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
+            finds_reasoning_end = reasoning.finds_end(config)
+            llm = AsyncLLM.from_vllm_config(
+                config, enable_log_requests=args.enable_log_requests, disable_log_stats=args.disable_log_stats
+            )
+        except StartError:
+            raise
         except Exception as error:
             raise StartError(
                 f"vLLM's engine for {args.model} did not start: {_one_line(error)} (the cause is in the log above)"
             ) from error
         try:
-            engine = cls(llm, await llm.get_supported_tasks())
+            engine = cls(llm, await llm.get_supported_tasks(), finds_reasoning_end)
             await asyncio.wait_for(engine._generate_one_token(), _FIRST_TOKEN_TIMEOUT)
         except TimeoutError:
             llm.shutdown()
@@ -195,6 +203,7 @@ class Engine:
             truncation=None,
             cache_salt=None,
             session_id=None,
+            reasoning_ended=None,
             priority=0,
             stream=False,
             prepend_prompt=False,
@@ -217,7 +226,7 @@ class Engine:
                 "and a temperature above 0.",
             )
         try:
-            return self._llm.input_processor.process_inputs(
+            prepared = self._llm.input_processor.process_inputs(
                 request_id,
                 prompt,
                 params,
@@ -231,6 +240,10 @@ class Engine:
             raise
         except Exception as error:
             raise Internal("the request could not be prepared; the cause is in the server's log.") from error
+        prepared.reasoning_ended = request.reasoning_ended
+        if request.reasoning_ended is False:
+            prepared.reasoning_parser_kwargs = reasoning.THINKING
+        return prepared
 
     def _check_features(self, request: GenerateRequest) -> None:
         """Refuses what this engine is not set up for, where vLLM would fail, or go on as if it had not been asked."""
@@ -253,7 +266,8 @@ class Engine:
                 place_of("prompt_logprobs"),
                 "not supported with kv_sharing_fast_prefill, which makes them wrong: take it out of model.json.",
             )
-
+        if request.reasoning_ended is False and constraint_kind(request.sampling) is not None:
+            self._check_reasoning()
         if "logprob_token_ids" in request.sampling and not config.use_v2_model_runner:
             # Its sampler then gives every request of the batch these logprobs in place of its own.
             raise InvalidArgument(
@@ -261,6 +275,21 @@ class Engine:
                 "not supported by vLLM's V1 model runner, where it spoils the logprobs of other requests: "
                 "use logprobs.",
             )
+
+    def _check_reasoning(self) -> None:
+        """Refuses a constraint that is to begin after the reasoning where it would hold from the start instead."""
+        structured = self._llm.vllm_config.structured_outputs_config
+        if structured.enable_in_reasoning:
+            why = "constrains the reasoning too: take structured_outputs_config.enable_in_reasoning out of model.json."
+        elif not structured.reasoning_parser:
+            why = "has no reasoning parser: set structured_outputs_config.reasoning_parser in model.json."
+        elif not self._finds_reasoning_end:
+            why = f"has the reasoning parser {structured.reasoning_parser}, which does not tell where reasoning ends."
+        else:
+            return
+        raise InvalidArgument(
+            contract.REASONING_ENDED, f"must be true or absent with a structured output, since the engine {why}"
+        )
 
     def _tokenize(self, request: GenerateRequest) -> Any:
         """The prompt as vLLM's engine input, known to leave room for at least one token."""

@@ -3,7 +3,7 @@ no Triton."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
@@ -12,6 +12,8 @@ from vllm_backend.contract import InvalidArgument
 from vllm_backend.sampling import parse_sampling, place_of, shown
 
 Inputs = Mapping[str, NDArray[Any]]
+
+_Default = TypeVar("_Default", bool, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,9 @@ class GenerateRequest:
     """Keeps what the prefix cache holds for this prompt apart from prompts with another salt."""
     session_id: str | None
     """What belongs together; vLLM adds it to the events of its cache."""
+    reasoning_ended: bool | None
+    """Whether the answer begins after the model's reasoning, so that a constraint holds from its first token; None: as
+    the engine finds it in the prompt."""
     priority: int
     """Lower is earlier. 0 unless the engine schedules by it."""
     stream: bool
@@ -89,6 +94,7 @@ def parse_request(inputs: Inputs) -> GenerateRequest:
         truncation=_truncation(inputs),
         cache_salt=_cache_salt(inputs),
         session_id=_session_id(inputs),
+        reasoning_ended=_flag(inputs, contract.REASONING_ENDED, default=None),
         priority=_integer(inputs, contract.PRIORITY) or 0,
         stream=stream,
         prepend_prompt=not exclude,
@@ -168,7 +174,7 @@ def _integer(inputs: Inputs, name: str) -> int | None:
     return int(values.reshape(-1)[0])
 
 
-def _flag(inputs: Inputs, name: str, *, default: bool) -> bool:
+def _flag(inputs: Inputs, name: str, *, default: _Default) -> bool | _Default:
     values = inputs.get(name)
     if values is None:
         return default

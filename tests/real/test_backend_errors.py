@@ -71,6 +71,12 @@ STRUCTURED = "sampling_parameters.structured_outputs"
             "truncate_prompt_tokens",
             "truncate_prompt_tokens=4097 cannot be greater than max_total_tokens = 4096.",
         ),
+        (
+            parameters(structured_outputs={"json_object": True}) | {"reasoning_ended": False},
+            "reasoning_ended",
+            "must be true or absent with a structured output, since the engine has no reasoning parser: set "
+            "structured_outputs_config.reasoning_parser in model.json.",
+        ),
         ({"text_input": "a", "truncation_side": "left"}, "truncation_side", "must be absent, since "),
         ({"text_input": "a", "cache_salt": "a/b"}, "cache_salt", "must be 1 to 128 characters, without "),
         ({"text_input": "a", "session_id": ""}, "session_id", "must be 1 to 1024 characters."),

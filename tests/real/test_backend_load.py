@@ -52,6 +52,19 @@ def test_a_configuration_that_is_not_decoupled(stack: Stack, broken: Path) -> No
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(
+    ("parser", "reason"),
+    [
+        ("no_such", " must be one of cohere_command3, "),
+        ("deepseek_r1", ": deepseek_r1 does not fit the model: DeepSeekR1ReasoningParser reasoning parser could not"),
+    ],
+)
+def test_a_reasoning_parser_that_would_end_the_engine(stack: Stack, broken: Path, parser: str, reason: str) -> None:
+    change(broken, structured_outputs_config={"backend": "guidance", "reasoning_parser": parser})
+    assert f"model.json: structured_outputs_config.reasoning_parser{reason}" in load_error(stack)
+
+
+@pytest.mark.long
 def test_an_engine_that_cannot_start(stack: Stack, broken: Path) -> None:
     # No cache is that small.
     change(broken, kv_cache_memory_bytes=1)

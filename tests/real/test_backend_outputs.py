@@ -184,10 +184,12 @@ def test_a_text_of_megabytes_is_truncated(backend: Backend) -> None:
     assert prompt_ids(backend, text_input="word " * 3_000_000 + end, **how) == alone
 
 
-def test_salt_session_and_watermark_do_not_change_an_answer(backend: Backend) -> None:
+def test_salt_session_reasoning_and_watermark_do_not_change_an_answer(backend: Backend) -> None:
     greedy = {"max_tokens": 8, "temperature": 0}
     plain = text_of([backend.generate(text_input=TEXT, sampling_parameters=sampling(**greedy))])
-    for more in ({"cache_salt": "Sälz"}, {"session_id": "s" * 1024}, {"priority": 0}):
+    unread = ({"cache_salt": "Sälz"}, {"session_id": "s" * 1024}, {"priority": 0})
+    # Where a constraint begins, where there is none.
+    for more in (*unread, {"reasoning_ended": False}, {"reasoning_ended": True}):
         assert text_of([backend.generate(text_input=TEXT, sampling_parameters=sampling(**greedy), **more)]) == plain
     unmarked = sampling(**greedy, watermarking=False)
     assert text_of([backend.generate(text_input=TEXT, sampling_parameters=unmarked)]) == plain

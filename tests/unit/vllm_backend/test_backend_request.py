@@ -41,6 +41,7 @@ def test_the_least_request() -> None:
     assert request.sampling == {}
     assert request.priority == 0
     assert (request.truncation, request.cache_salt, request.session_id) == (None, None, None)
+    assert request.reasoning_ended is None
 
 
 def test_a_streamed_request_with_everything() -> None:
@@ -56,6 +57,7 @@ def test_a_streamed_request_with_everything() -> None:
             truncation_side="left",
             cache_salt="Sälz",
             session_id="one",
+            reasoning_ended=False,
             sampling_parameters='{"logprobs": 2, "prompt_logprobs": 0}',
             **dict.fromkeys(contract.RETURN_FLAGS, True),
         )
@@ -70,6 +72,7 @@ def test_a_streamed_request_with_everything() -> None:
     assert request.priority == -5
     assert request.truncation == Truncation(7, "left")
     assert (request.cache_salt, request.session_id) == ("Sälz", "one")
+    assert request.reasoning_ended is False
 
 
 @pytest.mark.parametrize(("stream", "exclude", "prepend"), [(False, False, True), (False, True, False)])
@@ -146,6 +149,7 @@ def test_the_sum_of_logprobs_makes_the_engine_compute_them() -> None:
         ),
         ({"text_input": "a", "session_id": ""}, "session_id: must be 1 to 1024 characters."),
         ({"text_input": "a", "session_id": "x" * 1025}, "session_id: must be 1 to 1024 characters."),
+        ({"text_input": "a", "reasoning_ended": [True, True]}, "reasoning_ended: must hold exactly one value, not 2."),
         ({"text_input": "a", "priority": [1, 2]}, "priority: must hold exactly one value, not 2."),
         (
             {"text_input": "a", "sampling_parameters": '{"prompt_logprobs": 0}'},
@@ -171,6 +175,7 @@ def test_an_input_that_is_declared_is_read() -> None:
         "truncate_prompt_tokens": -1,
         "cache_salt": "x",
         "session_id": "x",
+        "reasoning_ended": True,
         **dict.fromkeys(contract.RETURN_FLAGS, True),
     }
     for tensor in contract.INPUTS:
