@@ -1,6 +1,7 @@
 """What an answer has come to so far: text, finish reason, counts, log probabilities, and the message that the text
 says. Incremental, no I/O."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -68,6 +69,7 @@ class Answer:
         self.events: list[Event] = []
         """What the last response, or the end, made certain of the message."""
         self.reasoning_tokens = 0
+        self._unjudged_tokens = 0
         self.parts: list[str] = []
         self.begun = False
         self.finish_reason: str | None = None
@@ -96,8 +98,22 @@ class Answer:
     def _parse(self, parser: OutputParser, delta: Delta) -> None:
         thought = parser.in_reasoning
         self.events = parser.feed(delta.text)
-        self.reasoning_tokens += _of_reasoning(delta, self.events, thought, parser.in_reasoning)
         self.message.add(self.events)
+        self._count_reasoning(delta.new_tokens, thought, parser.in_reasoning)
+
+    def _count_reasoning(self, new_tokens: int, before: bool, after: bool) -> None:
+        """The marks' tokens count as thinking. A response that holds the end of the thinking together with text behind
+        it is rare; its tokens are shared out by their texts."""
+        self._unjudged_tokens += new_tokens
+        thought = sum(len(event.text) for event in self.events if isinstance(event, Reasoning))
+        said = sum(len(event.text) for event in self.events if isinstance(event, Content | CallArguments))
+        if before or after or thought:
+            share = 1.0 if after or not said else thought / (thought + said)
+            self.reasoning_tokens += min(self._unjudged_tokens, math.ceil(self._unjudged_tokens * share))
+        elif not self.events:
+            # Text that is held back; it may be a mark's beginning.
+            return
+        self._unjudged_tokens = 0
 
     def _add_outputs(self, outputs: Mapping[str, Any]) -> None:
         self.logprobs += outputs.get("logprobs") or ()
@@ -121,18 +137,6 @@ class Answer:
         if reason == "error":
             raise constraint_failed(constraint_kind)
         raise internal_error(f"it ended the answer with the unknown reason {reason!r}")
-
-
-def _of_reasoning(delta: Delta, events: Iterable[Event], before: bool, after: bool) -> int:
-    """How many of a response's tokens are reasoning. A response rarely holds the end of the thinking together with
-    text behind it; its tokens are then shared out by their texts."""
-    if not before and not after:
-        return 0
-    thought = sum(len(event.text) for event in events if isinstance(event, Reasoning))
-    said = sum(len(event.text) for event in events if isinstance(event, Content | CallArguments))
-    if after or not said:
-        return delta.new_tokens
-    return min(delta.new_tokens, max(1, round(delta.new_tokens * thought / (thought + said))))
 
 
 def usage(answers: Sequence[Answer]) -> dict[str, Any]:

@@ -60,6 +60,7 @@ class TextReader(ABC):
     def __init__(self) -> None:
         self._text = ""
         self._at = 0
+        self._ended = False
         self._finish_reason = ""
         self._events: list[Event] = []
         self._held: list[str] = []
@@ -73,6 +74,7 @@ class TextReader(ABC):
         return self._taken()
 
     def finish(self, finish_reason: str) -> list[Event]:
+        self._ended = True
         self._finish_reason = finish_reason
         next(self._steps, None)
         return self._taken()
@@ -112,10 +114,6 @@ class TextReader(ABC):
             else:
                 events.append(first)
         return events
-
-    @property
-    def _ended(self) -> bool:
-        return self._finish_reason != ""
 
     def _next(self) -> Steps[str]:
         """The next character, which stays; empty where the text has ended."""

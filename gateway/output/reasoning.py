@@ -7,6 +7,7 @@ the marks is part of the frame. `gateway.output.tools.gpt_oss` does the same for
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 from gateway.output.events import Content, Reasoning
@@ -33,6 +34,11 @@ MARKS: Final = {
 """Name of the reasoning parser → its marks."""
 
 
+@cache
+def _markers(closing: str) -> Markers:
+    return Markers(closing, *END_TOKENS)
+
+
 class ReasoningSplitter(TextReader):
     """Gives `Reasoning`, and everything behind it as `Content`, exactly as it stands."""
 
@@ -56,7 +62,7 @@ class ReasoningSplitter(TextReader):
         yield from self._space(drop)
 
     def _read_reasoning(self) -> Steps[None]:
-        markers = Markers(self._marks.closing, *END_TOKENS)
+        markers = _markers(self._marks.closing)
         while (marker := (yield from self._until(markers, self._give_reasoning))) in END_TOKENS:
             self._reasoning.wait(marker)
 

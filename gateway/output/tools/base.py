@@ -26,6 +26,7 @@ END_TOKENS: Final = (
     "<｜end▁of▁sentence｜>",
 )
 """The tokens that end a turn, of all families: none of them is anything else in another one."""
+END_MARKERS: Final = Markers(*END_TOKENS)
 
 _KEYS_BESIDE: Final = ("type", "id")
 """Members, of a call written as an object, that models add and that say nothing."""
@@ -104,7 +105,7 @@ class ToolParser(TextReader):
     end_tokens: ClassVar[tuple[str, ...]] = END_TOKENS
     argument_keys: ClassVar[Collection[str]] = ("arguments", "parameters")
     """Where calls are JSON objects: the names of the member that holds the arguments."""
-    frame: ClassVar[Markers] = Markers(*END_TOKENS)
+    frame: ClassVar[Markers] = END_MARKERS
     """The markers inside a call and behind it. Arguments that are no JSON end there."""
 
     def __init__(self, tools: Tools, make_id: MakeId) -> None:
@@ -297,7 +298,7 @@ class PlainText(ToolParser):
     """For a request without tools: everything is content."""
 
     def _answer(self) -> Steps[None]:
-        yield from self._free_text(Markers(*self.end_tokens))
+        yield from self._free_text(END_MARKERS)
 
 
 def _text_of(json_text: str) -> str | None:

@@ -1,8 +1,8 @@
 """Answers that a constraint (`gateway.translate.tool_choice`) binds to be calls: nothing but JSON, in any family."""
 
 from gateway.output.events import MakeId, Tools
-from gateway.output.reader import Markers, Steps
-from gateway.output.tools.base import ToolParser
+from gateway.output.reader import Steps
+from gateway.output.tools.base import END_MARKERS, ToolParser
 
 
 class RequiredCallsParser(ToolParser):
@@ -14,7 +14,7 @@ class RequiredCallsParser(ToolParser):
         yield from self._space(self._hold)
         yield from self._json_calls(self._give_content)
         self._abandon()
-        yield from self._free_text(Markers(*self.end_tokens))
+        yield from self._free_text(END_MARKERS)
 
 
 class NamedCallParser(ToolParser):
@@ -30,4 +30,4 @@ class NamedCallParser(ToolParser):
             self._start(self._name)
             yield from self._read_arguments()
         self._release()
-        yield from self._free_text(Markers(*self.end_tokens))
+        yield from self._free_text(END_MARKERS)

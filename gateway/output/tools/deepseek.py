@@ -40,13 +40,14 @@ V31_FRAME: Final = CallFrame(
     section=(_CALLS, _END_CALLS),
 )
 
+_MARKERS: Final = Markers(_CALLS, _CALL, _END_CALL, _END_CALLS, *END_TOKENS)
+
 
 class DeepSeekParser(ToolParser):
     frame = Markers("\n```" + _END_CALL, _FENCE, _SEPARATOR, _CALL, _END_CALL, _END_CALLS, *END_TOKENS)
 
     def _answer(self) -> Steps[None]:
-        markers = Markers(_CALLS, _CALL, _END_CALL, _END_CALLS, *END_TOKENS)
-        while marker := (yield from self._free_text(markers)):
+        while marker := (yield from self._free_text(_MARKERS)):
             if marker == _CALL:
                 self._hold(marker)
                 yield from self._call()

@@ -21,13 +21,14 @@ _END_KEY: Final = Markers("</arg_key>")
 _VALUE: Final = "<arg_value>"
 _END_VALUE: Final = Markers("</arg_value>")
 
+_MARKERS: Final = Markers(_OPEN, *END_TOKENS)
+
 
 class Glm45Parser(ElementParser):
     frame = Markers(_OPEN, _KEY, _VALUE, _CLOSE)
 
     def _answer(self) -> Steps[None]:
-        markers = Markers(_OPEN, *END_TOKENS)
-        while marker := (yield from self._free_text(markers)):
+        while marker := (yield from self._free_text(_MARKERS)):
             self._hold(marker)
             yield from self._call()
             self._abandon()

@@ -22,14 +22,15 @@ FRAME: Final = CallFrame(
     after="}\n" + _CLOSE,
 )
 
+_MARKERS: Final = Markers(_OPEN, _CLOSE, *END_TOKENS)
+
 
 class HermesParser(ToolParser):
     frame = Markers(_CLOSE, _OPEN, *END_TOKENS)
 
     def _answer(self) -> Steps[None]:
-        markers = Markers(_OPEN, _CLOSE, *END_TOKENS)
         is_open = False
-        while marker := (yield from self._free_text(markers)):
+        while marker := (yield from self._free_text(_MARKERS)):
             if marker == _CLOSE:
                 if not is_open:
                     self._give_content(marker)

@@ -22,6 +22,8 @@ _ARGUMENTS: Final = "<|tool_call_argument_begin|>"
 _HEAD: Final = re.compile(r"[\w.:\-\s]*")
 _ID: Final = re.compile(r"(?:functions\.)?([\w.\-]+?)(?::(\d+))?")
 
+_MARKERS: Final = Markers(_CALLS, _CALL, _END_CALL, _END_CALLS, *END_TOKENS)
+
 
 class KimiK2Parser(ToolParser):
     frame = Markers(_ARGUMENTS, _CALL, _END_CALL, _END_CALLS, *END_TOKENS)
@@ -31,8 +33,7 @@ class KimiK2Parser(ToolParser):
         self._ids: set[str] = set()
 
     def _answer(self) -> Steps[None]:
-        markers = Markers(_CALLS, _CALL, _END_CALL, _END_CALLS, *END_TOKENS)
-        while marker := (yield from self._free_text(markers)):
+        while marker := (yield from self._free_text(_MARKERS)):
             if marker == _CALL:
                 self._hold(marker)
                 yield from self._call()

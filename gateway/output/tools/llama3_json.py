@@ -17,6 +17,8 @@ from gateway.output.tools.lines import LineParser
 _TAGS: Final = ("<|python_tag|>", "<|python_start|>")
 _END_TAG: Final = "<|python_end|>"
 
+_MARKERS: Final = Markers("{", "[", *_TAGS, _END_TAG, *END_TOKENS)
+
 
 class Llama3JsonParser(LineParser):
     end_tokens = (*END_TOKENS, _END_TAG)
@@ -24,8 +26,7 @@ class Llama3JsonParser(LineParser):
     frame = Markers(*END_TOKENS, _END_TAG)
 
     def _answer(self) -> Steps[None]:
-        markers = Markers("{", "[", *_TAGS, *self.end_tokens)
-        while marker := (yield from self._free_text(markers)):
+        while marker := (yield from self._free_text(_MARKERS)):
             if marker in _TAGS:
                 self._hold(marker)
                 yield from self._space(self._hold)

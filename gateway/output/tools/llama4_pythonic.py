@@ -22,13 +22,14 @@ _LIST: Final = "["
 _NOTABLE: Final = Markers(",", "(", ")", "[", "]", "{", "}", '"', "'")
 _IN_STRING: Final = {quote: Markers(quote, "\\") for quote in "\"'"}
 
+_MARKERS: Final = Markers(_START, _LIST, _END, *END_TOKENS)
+
 
 class Llama4PythonicParser(LineParser):
     end_tokens = (*END_TOKENS, _END)
 
     def _answer(self) -> Steps[None]:
-        markers = Markers(_START, _LIST, *self.end_tokens)
-        while marker := (yield from self._free_text(markers)):
+        while marker := (yield from self._free_text(_MARKERS)):
             if marker == _LIST and not self._begins_line:
                 self._give_content(marker)
                 continue

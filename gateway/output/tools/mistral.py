@@ -19,14 +19,16 @@ _ARGUMENTS: Final = "[ARGS]"
 _ID_TEXT: Final = re.compile(r"[A-Za-z0-9]*")
 _ID_LENGTH: Final = 9
 
+_END_TOKENS: Final = (*END_TOKENS, "</s>")
+_MARKERS: Final = Markers(_CALLS, *_END_TOKENS)
+
 
 class MistralParser(ToolParser):
-    end_tokens = (*END_TOKENS, "</s>")
-    frame = Markers(_ID, _ARGUMENTS, _CALLS, *END_TOKENS, "</s>")
+    end_tokens = _END_TOKENS
+    frame = Markers(_ID, _ARGUMENTS, _CALLS, *_END_TOKENS)
 
     def _answer(self) -> Steps[None]:
-        markers = Markers(_CALLS, *self.end_tokens)
-        while marker := (yield from self._free_text(markers)):
+        while marker := (yield from self._free_text(_MARKERS)):
             self._hold(marker)
             yield from self._space(self._hold)
             if (yield from self._next()) in ("[", "{"):

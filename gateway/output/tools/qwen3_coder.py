@@ -27,14 +27,15 @@ _PARAMETER: Final = "<parameter="
 _HEAD: Final = re.compile(r"[^>\n]*")
 _END_PARAMETER: Final = Markers("\n</parameter>", "</parameter>")
 
+_MARKERS: Final = Markers(_OPEN, _CLOSE, _FUNCTION, *END_TOKENS)
+
 
 class Qwen3CoderParser(ElementParser):
     frame = Markers(_OPEN, _FUNCTION, _PARAMETER, _END_FUNCTION, _CLOSE)
 
     def _answer(self) -> Steps[None]:
-        markers = Markers(_OPEN, _CLOSE, _FUNCTION, *END_TOKENS)
         is_open = False
-        while marker := (yield from self._free_text(markers)):
+        while marker := (yield from self._free_text(_MARKERS)):
             if marker == _CLOSE:
                 if not is_open:
                     self._give_content(marker)

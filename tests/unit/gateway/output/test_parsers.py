@@ -2,11 +2,13 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
 from gateway.output.events import OutputParser
 from gateway.output.parsers import REASONING_PARSERS, TOOL_PARSERS, OutputFormat, finish_reason, recognise
+from gateway.output.tools import FAMILIES
 from tests.support.output import assert_same_for_all_cuts
 
 TOOLS = {"get_time": {}, "get_weather": {"type": "object", "properties": {"city": {"type": "string"}}}}
@@ -132,3 +134,17 @@ def test_an_answer_bound_to_one_function(
     assert assert_same_for_all_cuts(make, thinking, "length").calls == []
     with pytest.raises(ValueError, match="char 12"):
         json.loads(cut_off.calls[0].arguments)
+
+
+def test_the_page_on_tools_has_every_parser_and_what_it_is_recognised_by() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "tools.md").read_text(encoding="utf-8")
+    lines = [line.replace("\\|", "¦") for line in page.splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in line.split("|")] for line in lines]
+    for name, family in FAMILIES.items():
+        of_family = [row[4].replace("¦", "|") for row in rows if len(row) > 4 and row[2] == f"`{name}`"]
+        for text in (text for group in family.recognised_by for text in group):
+            assert any(text in cell for cell in of_family), (name, text)
+    for name in REASONING_PARSERS:
+        assert any(f"`{name}`" in row[3] for row in rows if len(row) > 4)
+    framed = {f"`{name}`" for name, family in FAMILIES.items() if family.frame}
+    assert set(re.findall("`[a-z0-9_]+`", page.partition("begin with marks")[2])) == framed

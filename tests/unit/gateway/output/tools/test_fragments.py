@@ -86,11 +86,12 @@ def check(make: OutputFormat, prompt: str, text: str, cuts: list[int], reason: s
     assert read(parser(), text, reason).without_ids() == whole.without_ids()
 
 
+@pytest.mark.parametrize("examples", [60, pytest.param(2_000, marks=[pytest.mark.long, pytest.mark.timeout(600)])])
 @pytest.mark.parametrize("family", sorted(FRAGMENTS))
-def test_no_cut_changes_what_a_family_reads(family: str) -> None:
+def test_no_cut_changes_what_a_family_reads(family: str, examples: int) -> None:
     kind = OutputFormat(family, None)
 
-    @settings(max_examples=60)
+    @settings(max_examples=examples)
     @given(texts(FRAGMENTS[family]), CUTS, REASONS)
     def run(text: str, cuts: list[int], reason: str) -> None:
         check(kind, "", text, cuts, reason)
