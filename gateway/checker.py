@@ -103,7 +103,8 @@ class Checker:
         answer = orjson.loads(outcome)
         if "error" in answer:
             error = answer["error"]
-            raise ApiError(error["status"], error["message"], param=error["param"], code=error["code"])
+            message, param = constraint.clients(error["message"]), constraint.clients(error["param"] or "") or None
+            raise ApiError(error["status"], message, param=param, code=error["code"])
         return replace(constraint, rewritten=answer["rewritten"])
 
     async def violation(self, constraint: Constraint, text: str) -> str | None:

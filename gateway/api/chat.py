@@ -60,14 +60,14 @@ class Chat:
         if contract.backend is Backend.STOCK and model.added_bos and not request.add_special_tokens:
             text = text.removeprefix(model.added_bos)
         warnings = [*prompt.warnings]
-        of_content = None if use.is_bound else constraint
         if use.is_bound:
             if constraint is not None:
                 warnings.append(f"{constraint.place} was ignored: tool_choice binds the answer to be a call")
-            constraint = calls_constraint(use)
+            constraint = calls_constraint(use, request.tools or ())
         elif use.tools and constraint is not None:
             warnings.append(f"tools cannot be called: {constraint.place} binds the answer")
-        elif use.tools:
+        of_text = constraint
+        if use.tools and constraint is None:
             constraint = _free_calls(use, model)
         translation = Translation(
             [text],
@@ -80,7 +80,7 @@ class Chat:
             # The marks of calls and of thinking may be special tokens.
             sampling={"skip_special_tokens": False} if model.output.needs_special_tokens(bool(use.tools)) else {},
             constraint=constraint,
-            checks=partial(_checks, use, of_content) if model.output.reasoning_parser or use.tools else None,
+            checks=partial(_checks, use, of_text) if model.output.reasoning_parser or use.tools else None,
         )
         if constraint is not None and model.output.reasoning_parser is not None:
             _bind_after_thinking(translation, model, contract, prompt.text)
@@ -119,17 +119,21 @@ def _one_grammar(model: ServedModel, prompt: str, constraint: Constraint) -> Con
     return form
 
 
-def _checks(use: ToolUse, of_content: Constraint | None, answer: Answer) -> list[Check]:
-    """Calls by the schema of their function, content by the request's own constraint: what was thought before either
-    is bound by nothing."""
+def _checks(use: ToolUse, of_text: Constraint | None, answer: Answer) -> list[Check]:
+    """Calls by the schema of their function, other text by what binds it: what was thought before either is bound by
+    nothing."""
     if answer.parser is None:
-        return [] if of_content is None else [Check(of_content, answer.text)]
+        return [] if of_text is None else [Check(of_text, answer.text)]
+    message = answer.message
     calls = [
-        Check(Constraint("json", use.schemas[call.name], f"tools.{call.name}"), call.arguments, not use.is_bound)
-        for call in answer.message.calls
-        if call.name in use.schemas
+        # A function that is not offered has no arguments that could be right.
+        Check(Constraint("json", use.schemas.get(call.name, False), "tools"), call.arguments, not use.is_bound)
+        for call in message.calls
     ]
-    return calls if of_content is None else [*calls, Check(of_content, answer.message.content)]
+    # Of an answer that is bound to be calls, they leave no other text.
+    if of_text is None or (use.is_bound and calls and not message.content.strip()):
+        return calls
+    return [*calls, Check(of_text, message.content)]
 
 
 def _check_can_call(model: ServedModel) -> None:

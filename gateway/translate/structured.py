@@ -10,7 +10,7 @@ Three ways to ask for the same thing, and exactly one of them per request:
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from gateway.openai.errors import ApiError, bad_request
@@ -48,13 +48,21 @@ class Constraint:
     choice: list of str; structural_tag: str (JSON text). `place` is where the client put it, such as
     `response_format.json_schema.schema`; every refusal's `param` begins with it. `rewritten` is the form
     for the engine once the constraint has been checked (None: as the client wrote it); an answer is
-    judged by `value`.
+    judged by `value`. Where the value is made of parts that the client wrote, `parts` says of the places in it
+    where the client put them.
     """
 
     kind: Kind
     value: Any
     place: str
     rewritten: Any = None
+    parts: Mapping[str, str] = field(default_factory=dict)
+
+    def clients(self, text: str) -> str:
+        """A refusal's text or `param`, with the client's places."""
+        for place, clients in self.parts.items():
+            text = text.replace(place, clients)
+        return text
 
     def engine_value(self) -> dict[str, Any]:
         """The value of `sampling_parameters.structured_outputs`: one key, the kind."""

@@ -114,12 +114,14 @@ _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": Fa
 _VALUES = ("const", "default", "enum", "examples")
 
 
-def calls_constraint(use: ToolUse) -> Constraint:
+def calls_constraint(use: ToolUse, offered: Sequence[Tool]) -> Constraint:
     """What binds an answer to be a call: of the named function, its arguments; else a list of calls, as
-    `gateway.output.tools.constrained` reads them."""
+    `gateway.output.tools.constrained` reads them. `offered` are all tools of the request, where the client finds the
+    place of a schema that cannot bind."""
     parameters = {name: schema or _NO_PARAMETERS for name, schema in use.schemas.items()}
+    places = {tool.function.name: f"tools[{index}].function.parameters" for index, tool in enumerate(offered)}
     if use.named is not None:
-        return Constraint("json", parameters[use.named], f"tools.{use.named}.parameters")
+        return Constraint("json", parameters[use.named], places[use.named])
     calls = [
         {
             "type": "object",
@@ -133,7 +135,10 @@ def calls_constraint(use: ToolUse) -> Constraint:
         for index, (name, schema) in enumerate(parameters.items())
     ]
     value: dict[str, Any] = {"type": "array", "items": {"anyOf": calls}, "minItems": 1}
-    return Constraint("json", value | ({"maxItems": 1} if use.single else {}), "tools")
+    parts = {
+        f"tools.items.anyOf[{index}].properties.parameters": places[name] for index, name in enumerate(parameters)
+    }
+    return Constraint("json", value | ({"maxItems": 1} if use.single else {}), "tools", parts=parts)
 
 
 def _moved(schema: Any, place: str) -> Any:

@@ -33,9 +33,11 @@ class Reply:
     usage: dict[str, Any] = field(default_factory=dict)
 
     def said(self) -> tuple[Any, ...]:
-        """What must be the same in every stream and whole; ids are drawn."""
+        """What must be the same in every stream and whole. Ids are drawn; and how many tokens were thinking is told
+        exactly only where responses have one token each."""
         calls = [(call.name, call.arguments) for call in self.calls]
-        return self.content, self.reasoning, calls, self.finish_reason, self.logprobs, self.usage
+        counts = {name: count for name, count in self.usage.items() if name != "completion_tokens_details"}
+        return self.content, self.reasoning, calls, self.finish_reason, self.logprobs, counts
 
 
 @dataclass
@@ -86,6 +88,8 @@ class Talk:
         for merge in (1, 4, WHOLE):
             (streamed,) = self.streamed(model, text, merge, **fields)
             assert streamed.said() == whole.said(), merge
+            if merge == 1:
+                assert streamed.usage == whole.usage
         return whole
 
     def arrived(self) -> list[dict[str, Any]]:

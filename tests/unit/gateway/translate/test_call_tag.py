@@ -84,10 +84,10 @@ def test_a_schema_that_cannot_be_held_is_refused() -> None:
 
 
 def test_functions_of_real_apis_bind_an_answer() -> None:
-    checked = check(calls_constraint(ToolUse(TOOLS, required=True)), "guidance")
+    checked = check(calls_constraint(ToolUse(TOOLS, required=True), TOOLS), "guidance")
     calls = [{"name": name, "parameters": function.arguments} for name, function in FUNCTIONS.items()]
     assert violation(checked, json.dumps(calls)) is None
     for name, function in FUNCTIONS.items():
         for backend in ("guidance", "xgrammar"):
-            named = check(calls_constraint(ToolUse(TOOLS, named=name)), backend)
+            named = check(calls_constraint(ToolUse(TOOLS, named=name), TOOLS), backend)
             assert violation(named, json.dumps(function.arguments)) is None

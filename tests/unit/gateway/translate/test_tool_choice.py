@@ -75,16 +75,16 @@ def test_mistakes_are_refused_by_place(tools: list[Tool], choice: Any, param: st
 
 
 def test_a_named_function_binds_the_answer_to_its_arguments() -> None:
-    constraint = calls_constraint(ToolUse([F, G], named="f"))
+    constraint = calls_constraint(ToolUse([F, G], named="f"), [F, G])
     assert constraint.engine_value() == {"json": {"type": "object", "properties": {"a": {"type": "string"}}}}
 
 
 def test_required_binds_the_answer_to_one_call_or_more() -> None:
-    schema = calls_constraint(ToolUse([F, G], required=True)).value
+    schema = calls_constraint(ToolUse([F, G], required=True), [F, G]).value
     assert schema["minItems"] == 1
     assert "maxItems" not in schema
     assert [call["properties"]["name"] for call in schema["items"]["anyOf"]] == [{"const": "f"}, {"const": "g"}]
-    assert calls_constraint(ToolUse([F], required=True, single=True)).value["maxItems"] == 1
+    assert calls_constraint(ToolUse([F], required=True, single=True), [F]).value["maxItems"] == 1
     assert schema["items"]["anyOf"][1]["properties"]["parameters"]["additionalProperties"] is False
 
 
@@ -96,7 +96,7 @@ def test_references_of_a_schema_still_point_into_it() -> None:
         properties={"p": {"$ref": "#/$defs/point"}, "v": {"const": {"$ref": "#/$defs/point"}}},
         **{"$defs": {"point": point}},
     )
-    constraint = calls_constraint(ToolUse([G, nested], required=True))
+    constraint = calls_constraint(ToolUse([G, nested], required=True), [G, nested])
     moved = constraint.value["items"]["anyOf"][1]["properties"]["parameters"]
     assert moved["properties"]["p"] == {"$ref": "#/items/anyOf/1/properties/parameters/$defs/point"}
     assert moved["properties"]["v"] == {"const": {"$ref": "#/$defs/point"}}
