@@ -2,6 +2,7 @@
 
 import argparse
 import errno
+import gc
 import logging
 import os
 import socket
@@ -32,7 +33,10 @@ def main() -> int:
     log = logging.getLogger("metrics_proxy")
     log.info("effective settings", extra={"settings": settings.effective()})
     log.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
-    serve(MetricsProxy(settings), listener)
+    proxy = MetricsProxy(settings)
+    # What is there now stays: the collector need not look at it again at every scrape.
+    gc.freeze()
+    serve(proxy, listener)
     return 0
 
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from metrics_proxy.families import Type
 from metrics_proxy.mmap_file import BadFile, Key
-from metrics_proxy.multiprocess import Registry, Totals
+from metrics_proxy.multiprocess import Registry, Totals, bounds_of
 
 NAME = "compacted.json"
 
@@ -29,7 +29,7 @@ class Compacted:
             for (place, series), values in self.totals.plain.items()
         ]
         rows = [
-            [place, child.metric, child.labels, child.help, bounds, rows]
+            [place, child.metric, child.labels, child.help, bounds.texts, rows]
             for (place, child, bounds), rows in self.totals.rows.items()
         ]
         content = {"version": _VERSION, "absorbed": sorted(self.absorbed), "places": self.places}
@@ -48,7 +48,8 @@ def decode(data: bytes, registry: Registry) -> Compacted:
             totals.plain[int(place), registry.plain(cast(Type, type_), key)] = [float(value) for value in values]
         for place, metric, labels, help_text, bounds, rows in content["histograms"]:
             child = registry.child(metric, _labels(labels), help_text)
-            totals.rows[int(place), child, tuple(bounds)] = [tuple(map(float, row)) for row in rows]
+            layout = bounds_of(tuple(map(str, bounds)))
+            totals.rows[int(place), child, layout] = [tuple(map(float, row)) for row in rows]
         places = {str(pid): int(place) for pid, place in content["places"].items()}
         return Compacted(totals, frozenset(content["absorbed"]), places)
     except (ValueError, TypeError, KeyError, AttributeError):

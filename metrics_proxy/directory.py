@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 from metrics_proxy import compacted, liveness
 from metrics_proxy.compacted import Compacted
@@ -66,8 +66,7 @@ class Report:
         return self.combined.families
 
 
-@dataclass(frozen=True)
-class _File:
+class _File(NamedTuple):
     name: str
     type: Type
     mode: str = ""

@@ -9,7 +9,7 @@ labels and buckets: together, every sum over them would count twice.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from metrics_proxy.families import Family, Labels, Sample, Type, ordered
 
@@ -53,8 +53,7 @@ class Merged:
         self.winners[family, loser] = winner
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(NamedTuple):
     source: str
     family: Family
     is_bridged: bool
@@ -79,12 +78,14 @@ def merge(pages: Iterable[SourcePage], policies: Mapping[str, Policy]) -> Merged
         family = kept[0].family if len(kept) == 1 else _together(kept, merged)
         # A gauge h_count beside a histogram h would be the histogram's count to every reader.
         names = family.sample_names()
-        if taken := next((owners[n] for n in names if n in owners), None):
+        if not owners.keys().isdisjoint(names):
+            taken = next(owners[n] for n in names if n in owners)
             for part in kept:
                 merged.count(name, "type", taken, part.source)
                 merged.count(name, "dropped", taken, part.source)
             continue
-        owners.update(dict.fromkeys(names, kept[0].source))
+        for sample_name in names:
+            owners[sample_name] = kept[0].source
         merged.families.append(family)
     return merged
 

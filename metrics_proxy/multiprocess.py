@@ -12,9 +12,10 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache, lru_cache
 from itertools import accumulate
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from metrics_proxy.families import Family, Labels, Sample, Series, Type, add_labels
 from metrics_proxy.mmap_file import Key, Layout
@@ -53,6 +54,20 @@ class Plain:
         return found
 
 
+class Bounds:
+    """The upper bounds of a histogram's buckets, ascending; made by `bounds_of`, one object for each layout."""
+
+    __slots__ = ("numbers", "texts")
+
+    def __init__(self, texts: tuple[str, ...]) -> None:
+        self.texts = texts
+        self.numbers = tuple(map(float, texts))
+
+
+# Two objects of one layout are only slower, so that this may forget.
+bounds_of = lru_cache(maxsize=1024)(Bounds)
+
+
 class Child:
     """One labelset of a histogram, without `le`."""
 
@@ -62,14 +77,14 @@ class Child:
         self.metric = metric
         self.labels = labels
         self.help = help_text
-        self._series: dict[tuple[Labels, tuple[str, ...]], list[Series]] = {}
+        self._series: dict[tuple[Labels, Bounds], list[Series]] = {}
 
-    def series(self, added: Labels, bounds: tuple[str, ...]) -> list[Series]:
+    def series(self, added: Labels, bounds: Bounds) -> list[Series]:
         """Those of the buckets, then the count's and the sum's."""
         found = self._series.get((added, bounds))
         if found is None:
             labels = add_labels(self.labels, added)
-            found = [Series(f"{self.metric}_bucket", (*labels, ("le", bound))) for bound in bounds]
+            found = [Series(f"{self.metric}_bucket", (*labels, ("le", bound))) for bound in bounds.texts]
             found += [Series(f"{self.metric}_count", labels), Series(f"{self.metric}_sum", labels)]
             self._series[added, bounds] = found
         return found
@@ -84,7 +99,7 @@ class Totals:
     """Summands of counters and histograms, by place. The sum of a list is one value; that of rows, one child's."""
 
     plain: dict[tuple[int, Plain], list[float]] = field(default_factory=dict)
-    rows: dict[tuple[int, Child, tuple[str, ...]], list[Row]] = field(default_factory=dict)
+    rows: dict[tuple[int, Child, Bounds], list[Row]] = field(default_factory=dict)
 
     def add(self, place: int, view: "View", values: Sequence[float]) -> None:
         """All values of one file."""
@@ -116,7 +131,7 @@ class View:
     """What the values of a layout belong to, in its order; for histograms, how a child's row is picked from them."""
 
     plain: list[Plain]
-    children: list[tuple[Child, tuple[str, ...], "itemgetter[Any]"]]
+    children: list[tuple[Child, Bounds, "itemgetter[Any]"]]
 
 
 class Registry:
@@ -161,7 +176,7 @@ class Registry:
         at = (metric, labels)
         return self._children.get(at) or self._children.setdefault(at, Child(metric, labels, help_text))
 
-    def _children_of(self, layout: Layout) -> list[tuple[Child, tuple[str, ...], "itemgetter[Any]"]]:
+    def _children_of(self, layout: Layout) -> list[tuple[Child, Bounds, "itemgetter[Any]"]]:
         buckets: dict[Child, list[tuple[float, str, int]]] = {}
         sums: dict[Child, int] = {}
         for i, key in enumerate(layout.keys):
@@ -176,13 +191,12 @@ class Registry:
             entries.sort()
             # The bucket for +Inf is written last; without it the child is only just being made.
             if entries[-1][0] == math.inf and child in sums:
-                bounds = tuple(text for _, text, _ in entries)
+                bounds = bounds_of(tuple(text for _, text, _ in entries))
                 found.append((child, bounds, itemgetter(*(i for _, _, i in entries), sums[child])))
         return found
 
 
-@dataclass(frozen=True)
-class GaugeValue:
+class GaugeValue(NamedTuple):
     """A process's gauge, of a mode such as `mostrecent`. `is_certain`: it is known that the process lives."""
 
     plain: Plain
@@ -220,6 +234,7 @@ def combine(
     families: dict[str, Family] = {}
     conflicts: Counter[tuple[str, str]] = Counter()
 
+    @cache
     def added(place: int) -> Labels:
         return ((PLACE_LABEL, str(place)), *labels) if with_places else labels
 
@@ -234,14 +249,16 @@ def combine(
 
     for (place, plain), values in together.plain.items():
         add(plain.family, plain.type, plain.key.help, [(plain.series(added(place)), texts[_sum(values)])])
-    children: dict[tuple[int, Child], dict[tuple[str, ...], list[Row]]] = {}
+    children: dict[tuple[int, Child], list[_Layout]] = {}
     for (place, child, bounds), rows in together.rows.items():
-        children.setdefault((place, child), {})[bounds] = rows
-    for (place, child), by_bounds in children.items():
-        if len(by_bounds) > 1:
+        children.setdefault((place, child), []).append((bounds, rows))
+    for (place, child), layouts in children.items():
+        if len(layouts) == 1:
+            ((bounds, rows),) = layouts
+            values = _shown(_added(rows))
+        else:
             conflicts[child.metric, "buckets"] += 1
-        bounds, counts, total = _histogram(by_bounds)
-        values = [*counts, counts[-1], total]
+            bounds, values = _at_common_bounds(layouts)
         series = child.series(added(place), bounds)
         add(child.metric, "histogram", child.help, zip(series, map(texts.__getitem__, values), strict=True))
     for group in _groups(gauges, with_places=with_places):
@@ -254,18 +271,26 @@ def combine(
     return Combined([families[name] for name in sorted(families)], conflicts, shared)
 
 
-def _histogram(by_bounds: dict[tuple[str, ...], list[Row]]) -> tuple[tuple[str, ...], list[float], float]:
-    """Bounds, cumulative counts and sum. Of several layouts only the common bounds are known for all observations."""
-    totals = {bounds: _added(rows) for bounds, rows in by_bounds.items()}
-    cumulative = {bounds: list(accumulate(row[:-1])) for bounds, row in totals.items()}
-    if len(by_bounds) == 1:
-        ((bounds, counts),) = cumulative.items()
-        return bounds, counts, totals[bounds][-1]
-    at = [dict(zip(map(float, bounds), counts, strict=True)) for bounds, counts in cumulative.items()]
-    first = next(iter(by_bounds))
-    common = tuple(bound for bound in first if all(float(bound) in counts for counts in at))
-    summed = [_sum([counts[float(bound)] for counts in at]) for bound in common]
-    return common, summed, _sum([part for rows in by_bounds.values() for *_, part in rows])
+_Layout = tuple[Bounds, list[Row]]
+"""One of the layouts of buckets that the processes of a child have, and the rows of those with it."""
+
+
+def _shown(row: Sequence[float]) -> list[float]:
+    """The values of a child's series: counts, now cumulative, then count and sum."""
+    values = list(accumulate(row[:-1]))
+    values += (values[-1], row[-1])
+    return values
+
+
+def _at_common_bounds(layouts: list[_Layout]) -> tuple[Bounds, list[float]]:
+    """Only the bounds that all layouts have are known for all observations."""
+    values = [_shown(_added(rows)) for _, rows in layouts]
+    at = [dict(zip(bounds.numbers, one, strict=False)) for (bounds, _), one in zip(layouts, values, strict=True)]
+    first = layouts[0][0]
+    common = [i for i, number in enumerate(first.numbers) if all(number in counts for counts in at)]
+    summed = [_sum([counts[first.numbers[i]] for counts in at]) for i in common]
+    total = _sum([row[-1] for _, rows in layouts for row in rows])
+    return bounds_of(tuple(first.texts[i] for i in common)), [*summed, summed[-1], total]
 
 
 def _groups(gauges: Iterable[GaugeValue], *, with_places: bool) -> Iterator[list[GaugeValue]]:

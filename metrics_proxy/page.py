@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from metrics_proxy import render
 from metrics_proxy.families import Family, Labels, Sample, Series, Type
@@ -75,10 +75,14 @@ def build(
     return Page(outcomes, merged, families)
 
 
+# The same few at every scrape.
+_series = lru_cache(maxsize=4 * _MAX_CONFLICTS)(Series)
+
+
 def _own(sources: Sequence[Source], outcomes: Sequence[Outcome], conflicts: Conflicts) -> Iterable[Family]:
     def family(name: str, type_: Type, help_text: str, values: Iterable[tuple[Labels, float]]) -> Iterable[Family]:
         name = _PREFIX + name
-        samples: list[Sample] = [(Series(name, labels), number(value)) for labels, value in values]
+        samples: list[Sample] = [(_series(name, labels), number(value)) for labels, value in values]
         return [Family(name, type_, help_text, None, samples)] if samples else []
 
     def of(outcome: Outcome | Source) -> Labels:
