@@ -38,7 +38,7 @@ NAME: Final = re.compile(r"[\w.\-]*")
 
 class TrimmedText:
     """Text whose white space at the end waits until it is known what follows; so do tokens that may belong to a frame.
-    A run of white space that is longer than the limit is text."""
+    A run of white space of more characters than `MAX_HELD` is text."""
 
     def __init__(self) -> None:
         self.begun = False
@@ -302,12 +302,15 @@ class PlainText(ToolParser):
 
 
 def _text_of(json_text: str) -> str | None:
-    """The value of a JSON string; None if it is none."""
+    """The value of a JSON string; None if it is none, or holds half a surrogate pair, which no answer can."""
     try:
         value = json.loads(json_text, strict=False)
+        if isinstance(value, str):
+            value.encode()
+            return value
     except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, str) else None
+        pass
+    return None
 
 
 def _is_json(text: str) -> bool:

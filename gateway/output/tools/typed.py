@@ -95,7 +95,8 @@ def _as_json(text: str, *, strings: bool = False) -> tuple[str, frozenset[str]] 
                 # An escape that Python does not know, which it keeps.
                 warnings.simplefilter("ignore")
                 value = ast.literal_eval(text)
-            written = json.dumps(value, ensure_ascii=False, allow_nan=False)
+            # Escaped, for it may hold half a surrogate pair.
+            written = json.dumps(value, allow_nan=False)
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             return None
     if isinstance(value, str) and not strings:

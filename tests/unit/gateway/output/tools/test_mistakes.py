@@ -159,6 +159,16 @@ CASES = {
     "llama3-python": Case("llama3_json", "<|python_tag|>print(1)", [], "<|python_tag|>print(1)"),
     "llama4-positional": Case("llama4_pythonic", '[get_weather("Paris")]', [], '[get_weather("Paris")]'),
     "llama4-inside-line": Case("llama4_pythonic", "Say [get_time()].", [], "Say [get_time()]."),
+    # Half a surrogate pair, which no answer can hold.
+    "hermes-surrogate-name": Case(
+        "hermes", '<tool_call>{"name": "\\ud83d"}</tool_call>', [], '<tool_call>{"name": "\\ud83d"}</tool_call>'
+    ),
+    "hermes-surrogate-string": Case(
+        "hermes", '<tool_call>{"name": "f", "arguments": "\\ud83d"}</tool_call>', [("f", '"\\ud83d"')]
+    ),
+    "llama4-surrogate": Case(
+        "llama4_pythonic", "[get_weather(city='\\ud83d\\u00fc')]", [("get_weather", '{"city": "\\ud83d\\u00fc"}')]
+    ),
     # Frames that are not complete.
     "hermes-close-missing": Case(
         "hermes", f'<tool_call>{{"name": "get_weather", "arguments": {PARIS}}}\n<tool_call>{{"name": "get_time"}}',
