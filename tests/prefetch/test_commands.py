@@ -121,19 +121,3 @@ def test_a_failed_pull_says_why(place: dict[str, str], bucket: Bucket) -> None:
     assert said.stdout == ""
     assert said.stderr.startswith("prefetch: model.safetensors is damaged, also when fetched again:")
     assert said.stderr.count("\n") == 1
-
-
-def test_settings_come_from_flags_then_the_environment_then_the_file(
-    place: dict[str, str], bucket: Bucket, tmp_path: Path
-) -> None:
-    file = tmp_path / "settings.yaml"
-    file.write_text(f"target: {tmp_path / 'file'}\nconcurrency: 2\n")
-    del place["PREFETCH_TARGET"]
-    arguments = ["pull", bucket.source, "--model", "m", "--config", str(file)]
-    for more, env, where in (
-        ([], {}, "file"),
-        ([], {"PREFETCH_TARGET": str(tmp_path / "environment")}, "environment"),
-        (["--to", str(tmp_path / "flag")], {"PREFETCH_TARGET": str(tmp_path / "environment")}, "flag"),
-    ):
-        assert command(*arguments, *more, env=place | env).returncode == 0
-        assert (tmp_path / where / "m/1/READY.json").exists()

@@ -164,6 +164,7 @@ def test_cancel_and_retry(model: Bucket, start: Start, proxy: FaultProxy) -> Non
     assert service.ask("GET", "/v1/jobs/nothing", token=None)[0] == 404
 
 
+@pytest.mark.long
 def test_the_higher_priority_is_copied_first(model: Bucket, start: Start, proxy: FaultProxy) -> None:
     rule = Rule(model.key("model.safetensors"), times=1, hang=True)
     proxy.rules.append(rule)

@@ -140,6 +140,7 @@ def test_two_machines_and_one_that_dies(
     assert files_in(tmp_path / "target" / "m" / "1") == MODEL
 
 
+@pytest.mark.long
 def test_a_job_that_fails_goes_to_the_dead_letter_queue(moto: str, sqs: Any, model: Bucket, start: Start) -> None:
     queues = Queues(sqs, "fails", receives=1)
     model.put("model.safetensors", b"no safetensors")

@@ -73,6 +73,8 @@ def _webhook(service: RunningService) -> tuple[int, Any]:
     return service.ask("POST", "/v1/announcements", body, token=None, headers=headers)
 
 
+@pytest.mark.long
+@pytest.mark.timeout(600)
 def test_an_announced_model_answers(s3: S3Server, template: Path, fresh_stack: FreshStack, tmp_path: Path) -> None:
     repository = tmp_path / "repository"
     repository.mkdir()
