@@ -41,6 +41,7 @@ from typing import get_args
 
 from bench.mock_engine.models import RepositoryError
 from bench.mock_engine.own import SchedulingPolicy
+from bench.mock_engine.reasoning import ReasoningParser
 from bench.mock_engine.server import MockServer, Options
 
 
@@ -72,6 +73,11 @@ def _options(arguments: list[str] | None = None) -> Options:
         metavar="NAME",
         help="a sampling parameter or an input that this project's backend is too old to have",
     )
+    parser.add_argument(
+        "--reasoning-parser",
+        choices=get_args(ReasoningParser),
+        help="the engine's reasoning parser: constraints begin behind the reasoning (none)",
+    )
     parser.add_argument("--model-repository", type=Path, metavar="DIR", help="Triton model repository to read")
     parser.add_argument("--server-version", default=defaults.server_version, help="Triton's version (%(default)s)")
     parser.add_argument(
@@ -89,6 +95,7 @@ def _options(arguments: list[str] | None = None) -> Options:
         stock=given.stock,
         scheduling_policy=given.scheduling_policy,
         without=tuple(given.without),
+        reasoning_parser=given.reasoning_parser,
         models=tuple(given.model),
         model_repository=given.model_repository,
         server_version=given.server_version,

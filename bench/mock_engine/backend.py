@@ -70,6 +70,8 @@ class GenerateRequest:
     send_admission: bool
     outputs: frozenset[str]
     params: SamplingParams
+    thinks_first: bool = False
+    """Whether the answer's constraint begins behind its reasoning."""
 
 
 class Dialect(Protocol):

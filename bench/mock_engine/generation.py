@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from bench.mock_engine.logprobs import DecodedTokens, Logprobs, drawn_rank, position_logprobs
+from bench.mock_engine.reasoning import CLOSING
 from bench.mock_engine.sampling import SamplingParams
 from bench.mock_engine.structured import EngineGaveUp, instance
 from bench.mock_engine.tokens import EOS, PieceTokenizer, is_token, pieces, token_id
@@ -52,18 +53,21 @@ def generate(
     params: SamplingParams,
     max_model_len: int,
     text: str | Sequence[str] | None = None,
+    *,
+    thinks_first: bool = False,
 ) -> Iterator[Delta]:
     """Yields one delta per token; the last one, and only it, has a finish reason.
 
     `text` replaces what the model would say, a list its tokens; everything else (stop, limits, counts) applies to it
-    as well. A constraint that is valid but that the engine cannot follow ends with `error` and no message, as in vLLM.
+    as well. `thinks_first`: words and the end of the reasoning stand before what obeys the constraint. A constraint
+    that is valid but that the engine cannot follow ends with `error` and no message, as in vLLM.
     """
     seed = params.draw_seed(prompt_ids)
     rest = max_model_len - len(prompt_ids)
     limit = rest if params.max_tokens is None else min(params.max_tokens, rest)
     answer = _Answer(params, limit, random.Random(seed))
     try:
-        for piece in _piece_stream(seed, params, limit, text):
+        for piece in _piece_stream(seed, params, limit, text, thinks_first):
             delta = answer.add(piece)
             yield delta
             if delta.finish_reason is not None:
@@ -73,7 +77,7 @@ def generate(
 
 
 def _piece_stream(
-    seed: int, params: SamplingParams, limit: int, text: str | Sequence[str] | None
+    seed: int, params: SamplingParams, limit: int, text: str | Sequence[str] | None, thinks_first: bool
 ) -> Iterator[bytes | None]:
     """The tokens' bytes; None is the end-of-sequence token. Endless where EOS is ignored, or only some tokens
     are left to choose from."""
@@ -86,8 +90,11 @@ def _piece_stream(
     elif text is not None:
         first = [piece.encode() for piece in text]
     elif params.constraint is not None:
+        if thinks_first:
+            thinking = itertools.islice(_words(rng), rng.randint(5, 30))
+            first = [piece for part in (*thinking, CLOSING.encode()) for piece in pieces(part)]
         # A token is at least one byte and at most three.
-        first = pieces(instance(params.constraint, seed, max_bytes=3 * limit))
+        first += pieces(instance(params.constraint, seed, max_bytes=3 * limit))
     elif allowed := [token for token in params.only_tokens if is_token(token)]:
         yield from _only(allowed, params, rng)
     else:

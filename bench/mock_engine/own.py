@@ -24,6 +24,7 @@ from bench.mock_engine.backend import (
     return_flags,
     tokenize,
 )
+from bench.mock_engine.reasoning import ReasoningParser, has_ended
 from bench.mock_engine.sampling import KEYS, Constraint, SamplingParams, constraint_of
 
 SchedulingPolicy = Literal["fcfs", "priority"]
@@ -41,7 +42,8 @@ _SESSION_LENGTH = 1024
 
 class OwnBackend:
     """`scheduling_policy` is the engine's: with `priority`, requests may have one. The mock has no queue to order.
-    `without` are sampling parameters and inputs that it is too old to have."""
+    `without` are sampling parameters and inputs that it is too old to have; `reasoning_parser` is the engine's, if it
+    has one."""
 
     sees_close_at_once = True
     inputs: tuple[Tensor, ...] = (
@@ -57,14 +59,21 @@ class OwnBackend:
         Tensor("truncation_side", "STRING", (1,)),
         Tensor("cache_salt", "STRING", (1,)),
         Tensor("session_id", "STRING", (1,)),
+        Tensor("reasoning_ended", "BOOL", (1,)),
         *(Tensor(flag, "BOOL", (1,)) for flag in return_flags(_OUTPUTS)),
         Tensor("image", "STRING", (-1,)),
         Tensor("embedding_request", "STRING", (1,)),
     )
     outputs: tuple[Tensor, ...] = _OUTPUTS
 
-    def __init__(self, scheduling_policy: SchedulingPolicy = "fcfs", without: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        scheduling_policy: SchedulingPolicy = "fcfs",
+        without: Sequence[str] = (),
+        reasoning_parser: ReasoningParser | None = None,
+    ) -> None:
         self._scheduling_policy = scheduling_policy
+        self._reasoning_parser = reasoning_parser
         self._keys = KEYS.keys() - set(without)
         self.inputs = tuple(tensor for tensor in OwnBackend.inputs if tensor.name not in without)
 
@@ -107,7 +116,22 @@ class OwnBackend:
             send_admission=bool(first(values, "send_admission")),
             outputs=outputs,
             params=params,
+            thinks_first=params.constraint is not None
+            and self._thinks_first(first(values, "reasoning_ended"), prompt_ids, model),
         )
+
+    def _thinks_first(self, reasoning_ended: bool | None, prompt_ids: list[int], model: Model) -> bool:
+        if self._reasoning_parser is None:
+            if reasoning_ended is False:
+                raise _invalid(
+                    "reasoning_ended",
+                    "must be true or absent with a structured output: the engine has no "
+                    "structured_outputs_config.reasoning_parser in its model.json.",
+                )
+            return False
+        if reasoning_ended is None:
+            reasoning_ended = has_ended(model.tokenizer.decode(prompt_ids))
+        return not reasoning_ended
 
     def _check_engine_inputs(self, values: Values) -> None:
         if first(values, "priority", 0) != 0 and self._scheduling_policy != "priority":

@@ -24,6 +24,7 @@ from bench.mock_engine.http1 import Http1Connection, Request, Response
 from bench.mock_engine.inputs import TritonError, parse_json, read_body
 from bench.mock_engine.models import ServedModel
 from bench.mock_engine.own import OwnBackend, SchedulingPolicy
+from bench.mock_engine.reasoning import ReasoningParser
 from bench.mock_engine.record import Records
 from bench.mock_engine.serving import serve
 from bench.mock_engine.stock import StockBackend
@@ -65,6 +66,8 @@ class Options:
     """The engine's, for this project's backend: `priority` lets requests have one."""
     without: tuple[str, ...] = ()
     """Sampling parameters and inputs that this project's backend is too old to have."""
+    reasoning_parser: ReasoningParser | None = None
+    """The engine's, for this project's backend: constraints begin behind the reasoning."""
     models: tuple[str, ...] = ()
     """The models loaded at start. None given: all of the repository, or one named `mock` without a repository."""
     model_repository: Path | None = None
@@ -94,7 +97,9 @@ class MockServer:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._dialect: Dialect = (
-            StockBackend() if options.stock else OwnBackend(options.scheduling_policy, options.without)
+            StockBackend()
+            if options.stock
+            else OwnBackend(options.scheduling_policy, options.without, options.reasoning_parser)
         )
         self._faults = Faults()
         self._records = Records()

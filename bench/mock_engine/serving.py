@@ -201,7 +201,13 @@ class _Call:
         if self._fault.finish_reason_error:
             deltas = iter([Delta(finish_reason="error")])
         else:
-            deltas = generate(request.prompt_ids, request.params, self._model.max_model_len, self._fault.text)
+            deltas = generate(
+                request.prompt_ids,
+                request.params,
+                self._model.max_model_len,
+                self._fault.text,
+                thinks_first=request.thinks_first,
+            )
         if request.prefix:
             pending = Delta(text=request.prefix, logprobs=[])
         for delta in deltas:

@@ -1,6 +1,7 @@
 """What each backend accepts, what it refuses, and in which words."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +200,57 @@ def test_a_priority_where_the_engine_schedules_by_it() -> None:
         assert Client(engine).stream(priority=-3).status == 200
         (request,) = engine.requests()
     assert request["inputs"]["priority"] == -3
+
+
+@pytest.fixture(scope="module")
+def thinker() -> Iterator[Client]:
+    with running_mock_engine(models=("m",), token_interval_ms=0, reasoning_parser="deepseek_r1") as engine:
+        yield Client(engine)
+
+
+CONSTRAINED = {"max_tokens": None, "structured_outputs": {"json": SCHEMA}}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "inputs"),
+    [
+        ("Hello<think>", {"reasoning_ended": False}),
+        ("<think></think>", {"reasoning_ended": False}),
+        ("Hello<think>", {}),
+        ("Hello", {}),
+        ("<think></think>Hello<think>", {}),
+    ],
+)
+def test_a_constraint_begins_behind_the_reasoning(thinker: Client, prompt: str, inputs: dict[str, bool]) -> None:
+    answer = thinker.stream(prompt, CONSTRAINED, **inputs)
+    thinking, end, rest = answer.text.partition("</think>")
+    assert end
+    assert len(thinking.split()) >= 5
+    assert isinstance(json.loads(rest)["a"], int)
+    assert answer.events[-1]["finish_reason"] == "stop"
+    assert thinker.engine.requests()[-1]["inputs"].get("reasoning_ended") == inputs.get("reasoning_ended")
+    # The thinking counts.
+    assert thinking.startswith(thinker.stream(prompt, CONSTRAINED | {"max_tokens": 3}, **inputs).text)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "inputs"), [("Hello<think>", {"reasoning_ended": True}), ("<think></think>", {}), ("</think>", {})]
+)
+def test_a_constraint_holds_from_the_first_token(thinker: Client, prompt: str, inputs: dict[str, bool]) -> None:
+    assert isinstance(json.loads(thinker.stream(prompt, CONSTRAINED, **inputs).text)["a"], int)
+
+
+def test_where_the_reasoning_ends_matters_to_a_constraint_alone(thinker: Client) -> None:
+    assert thinker.stream(reasoning_ended=False).text == thinker.stream().text
+
+
+def test_an_engine_without_a_reasoning_parser(own: Client) -> None:
+    assert error_of(own.stream(sampling=CONSTRAINED, reasoning_ended=False)).startswith(
+        "INVALID_ARG reasoning_ended: must be true or absent with a structured output: "
+    )
+    for inputs in ({}, {"reasoning_ended": True}):
+        assert isinstance(json.loads(own.stream("Hello<think>", CONSTRAINED, **inputs).text)["a"], int)
+    assert own.stream(reasoning_ended=False).status == 200
 
 
 def test_an_older_backend_lacks_inputs_and_parameters() -> None:
