@@ -17,11 +17,8 @@ import pytest
 from bench.mock_engine.running import MockEngine
 from tests.support.chat import MODEL, ask
 
-# Tool calls are a field that is refused so far.
-LEFT_OUT = {"stream-tool-deltas"}
 FILE = Path(__file__).parents[1] / "data" / "streaming.jsonl"
 CASES: list[dict[str, Any]] = [json.loads(line) for line in FILE.read_text("utf-8").splitlines()]
-PLAYED = [case for case in CASES if case["id"] not in LEFT_OUT]
 
 _PAUSE_S = 0.5
 
@@ -129,6 +126,9 @@ def script(said: dict[str, Any], engine: MockEngine) -> dict[str, Any]:
     elif "error_after" in said:
         fails = {"tokens": said["error_after"], "error": "INTERNAL: the engine broke."}
         engine.add_fault(text="".join(said["deltas"]), error_after=fails)
+    elif "family" in said:
+        # A token a character, so that each delta is one response.
+        engine.add_fault(text=list("".join(said["deltas"])), merge=[len(delta) for delta in said["deltas"]])
     elif "deltas" in said:
         engine.add_fault(text="".join(said["deltas"]), stall_after=0 if "pause_s_before_first" in said else None)
     return {}
@@ -283,6 +283,36 @@ def headers_are_a_streams(it: Exchange) -> None:
     assert it.response.headers["cache-control"] == "no-cache"
 
 
+def call_deltas(it: Exchange) -> list[dict[str, Any]]:
+    return [call for delta, _ in it.choices(0) for call in delta.get("tool_calls", ())]
+
+
+def a_call_begins_with_all_its_members(it: Exchange) -> None:
+    first = call_deltas(it)[0]
+    assert (first["index"], first["type"], first["function"]["name"]) == (0, "function", "get_weather")
+    assert first["id"]
+    assert '{"city": "Paris"}'.startswith(first["function"]["arguments"])
+
+
+def a_call_goes_on_with_arguments_only(it: Exchange) -> None:
+    _, *later = call_deltas(it)
+    assert len(later) >= 2
+    assert all(call.keys() == {"index", "function"} and call["index"] == 0 for call in later)
+    assert all(call["function"].keys() == {"arguments"} for call in later)
+
+
+def arguments_are_paris(it: Exchange) -> None:
+    assert json.loads("".join(call["function"]["arguments"] for call in call_deltas(it))) == {"city": "Paris"}
+
+
+def content_has_no_markup(it: Exchange) -> None:
+    assert it.text() == ""
+
+
+def it_ends_with_calls(it: Exchange) -> None:
+    assert it.choices(0)[-1][1] == "tool_calls"
+
+
 RULES: dict[str, Callable[[Exchange], None]] = {
     'the first chunk has delta.role "assistant" and delta.content "" or the first text; role is in no later chunk': (
         role_comes_once_and_first
@@ -325,17 +355,23 @@ RULES: dict[str, Callable[[Exchange], None]] = {
     "idle time is bridged by SSE comments (lines beginning with a colon) only, if at all, never by a chunk with "
     "another id": idle_time_has_no_chunk,
     "no content-length; cache-control no-cache": headers_are_a_streams,
+    'the first delta of the call has index 0, a non-empty id, type "function", function.name "get_weather" and '
+    'function.arguments "" or its beginning': a_call_begins_with_all_its_members,
+    "later deltas of the call have index 0 and function.arguments only: no id, no type, no name (nor null or empty "
+    "ones that a client would add up)": a_call_goes_on_with_arguments_only,
+    'joined arguments parse to {"city": "Paris"}': arguments_are_paris,
+    "delta.content never holds a part of the markup": content_has_no_markup,
+    'finish_reason is "tool_calls"': it_ends_with_calls,
 }
 _WORDS = {"role chunk": "role", "finish chunk": "finish", "usage chunk": "usage", "error event": "error"}
 
 
 def test_every_rule_has_a_check_and_every_check_a_rule() -> None:
     assert len({case["id"] for case in CASES}) == len(CASES)
-    assert {case["id"] for case in CASES} > LEFT_OUT
-    assert {rule for case in PLAYED for rule in case["expect"]["rules"]} == RULES.keys()
+    assert {rule for case in CASES for rule in case["expect"]["rules"]} == RULES.keys()
 
 
-@pytest.mark.parametrize("case", PLAYED, ids=[case["id"] for case in PLAYED])
+@pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
 def test_a_case(case: dict[str, Any], client: httpx.Client, engine: MockEngine) -> None:
     exchange = play(case, client, engine)
     expected, status = case["expect"], exchange.response.status_code

@@ -5,11 +5,13 @@ import re
 from typing import Any
 
 import httpx
+import jsonschema_rs
 import openai
 import pytest
 
 from bench.mock_engine.running import MockEngine
 from gateway.openai.fields import CHAT
+from tests.data.tools import FUNCTIONS
 from tests.support.chat import SCHEMA, ask, events
 from tests.support.families import FAMILIES, written
 from tests.support.gateway import wait_for
@@ -68,7 +70,8 @@ def test_two_calls_have_ids_of_their_own(talk: Talk) -> None:
 def test_every_family_writes_calls_that_are_found(family: str, talk: Talk) -> None:
     form = FAMILIES[family]
     text = written(form, "Let me see.", [("get_weather", {"city": "Köln 日本"}), ("get_time", {})])
-    fields: dict[str, Any] = {"chat_template_kwargs": {"opening": "<|start|>assistant"}} if form.parser == "gpt_oss" else {}
+    opening = "<|start|>assistant" if form.parser == "gpt_oss" else ""
+    fields: dict[str, Any] = {"chat_template_kwargs": {"opening": opening}}
     (whole,) = talk.whole(form.parser, text, tools=TOOLS, **fields)
     (streamed,) = talk.streamed(form.parser, text, tools=TOOLS, **fields)
     for reply in (whole, streamed):
@@ -545,6 +548,41 @@ def test_echo_stands_before_what_is_parsed(talk: Talk) -> None:
     (streamed,) = talk.streamed("hermes", f"see. {PARIS}", tools=TOOLS, messages=messages, extra_body=extra)
     assert (whole.content, calls(whole)) == ("Let me see.", [("get_weather", {"city": "Paris"})])
     assert streamed.said() == whole.said()
+
+
+# Functions as real APIs have them
+
+
+def obeys(name: str, arguments: Any) -> bool:
+    parameters = FUNCTIONS[name].parameters or {"maxProperties": 0}
+    return jsonschema_rs.validator_for(parameters, validate_formats=True).is_valid(arguments)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_real_function_is_called_by_its_schema(name: str, talk: Talk) -> None:
+    tools = [FUNCTIONS[name].tool(name), {"type": "function", "function": {"name": "another"}}]
+    named = {"type": "function", "function": {"name": name}}
+    reply = talk.reply("hermes", tools=tools, tool_choice=named, seed=1)
+    ((called, arguments),) = calls(reply)
+    assert called == name
+    assert obeys(name, arguments)
+    only = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named]}}
+    required = talk.reply("hermes", tools=tools, tool_choice=only, seed=2)
+    assert required.calls
+    assert all(called == name and obeys(name, arguments) for called, arguments in calls(required))
+    assert "x-gateway-structured-output" not in reply.headers | required.headers
+
+
+def test_one_of_thirty_is_called(talk: Talk) -> None:
+    tools = [function.tool(name) for name, function in FUNCTIONS.items()]
+    assert len(tools) == 30
+    seen: set[str] = set()
+    for seed in range(8):
+        (reply,) = talk.streamed("hermes", tools=tools, tool_choice="required", seed=seed, max_tokens=2000)
+        assert reply.finish_reason == "tool_calls"
+        assert all(obeys(name, arguments) for name, arguments in calls(reply))
+        seen |= {name for name, _ in calls(reply)}
+    assert len(seen) > 1
 
 
 # Which parser
