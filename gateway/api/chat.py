@@ -80,9 +80,11 @@ class Chat:
             # The marks of calls and of thinking may be special tokens.
             sampling={"skip_special_tokens": False} if model.output.needs_special_tokens(bool(use.tools)) else {},
             constraint=constraint,
+            is_optional=of_text is None,
             checks=partial(_checks, use, of_text) if model.output.reasoning_parser or use.tools else None,
         )
-        if constraint is not None and model.output.reasoning_parser is not None:
+        # The tag of free calls allows any text ahead of a call, thinking too.
+        if of_text is not None and model.output.reasoning_parser is not None:
             _bind_after_thinking(translation, model, contract, prompt.text)
         return translation
 

@@ -87,7 +87,7 @@ class Translation:
     `outputs` are the JSON outputs that are wanted. `places` says by what names the client knows the contract's
     (`contract.error_from`), given the number of a prompt. `writer` gets the answer's id and its time of creation.
     `parser` makes a message of a choice's text, where it is more than content. `sampling` and `inputs` are added to
-    what the fields say; `constraint` is what binds the answer, `engine_form` makes of it, once it has been checked,
+    what the fields say; `constraint` is what binds the answer (`is_optional`: where it can be enforced), `engine_form` makes of it, once it has been checked,
     what the engine gets; `checks` is what an answer is checked by in the end (None: its text by the constraint).
     """
 
@@ -101,6 +101,7 @@ class Translation:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     inputs: Mapping[str, Any] = field(default_factory=dict)
     constraint: Constraint | None = None
+    is_optional: bool = False
     engine_form: Callable[[Constraint], Constraint] = lambda constraint: constraint
     checks: Callable[[Answer], list[Check]] | None = None
 
@@ -249,7 +250,13 @@ class GenerateRoute(Generic[_Request]):
         constraint = translation.constraint
         if constraint is not None:
             metrics.structured_total.labels(model.names[0], constraint.kind).inc()
-            constraint = await self._checker.check(constraint, model.grammar_backend)
+            try:
+                constraint = await self._checker.check(constraint, model.grammar_backend)
+            except ApiError as error:
+                if not translation.is_optional or error.status != 400:
+                    raise
+                constraint = None
+                warnings.append(f"calls are not kept valid: {error.message}")
             # That may have taken a moment in which the instance was lost; another one may have another backend.
             now = self._choose(model)
             if now.models[model.triton_model] != contract:

@@ -181,7 +181,7 @@ class ChatRequest(_GenerateRequest):
     return_prompt_text: bool | None = None
 
     tools: Annotated[list[Tool], Field(max_length=_MAX_TOOLS, fail_fast=True)] | None = None
-    # Judged by `gateway.translate.tools`, which knows the tools that it names.
+    # Judged by `gateway.translate.tool_choice`, which knows the tools that it names.
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None

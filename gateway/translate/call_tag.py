@@ -9,9 +9,7 @@ from typing import Any
 from gateway.openai.json_text import dumps
 from gateway.output.tools.frame import CallFrame
 from gateway.translate.structured import Constraint
-from gateway.translate.tool_choice import ToolUse
-
-_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+from gateway.translate.tool_choice import NO_PARAMETERS, ToolUse
 
 
 def call_tag(use: ToolUse, frame: CallFrame) -> Constraint:
@@ -19,7 +17,7 @@ def call_tag(use: ToolUse, frame: CallFrame) -> Constraint:
     calls = [
         _tag(
             frame.before.replace("{name}", name),
-            {"type": "json_schema", "json_schema": schema or _NO_PARAMETERS},
+            {"type": "json_schema", "json_schema": schema or NO_PARAMETERS},
             frame.after,
         )
         for name, schema in use.schemas.items()

@@ -1,7 +1,7 @@
 """Tools and `tool_choice` → which functions the model is shown and may call, and what binds its answer. Pure.
 
-How calls are written and read is `gateway.output`'s matter; the constraints of bound answers are made in
-`gateway.translate.tools`.
+How calls are written and read is `gateway.output`'s matter; what keeps calls valid that the model is free to make is
+made in `gateway.translate.call_tag`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -108,8 +108,9 @@ def _wrong_choice(place: str) -> ApiError:
     )
 
 
-# A function without parameters is called with none.
-_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+"""The schema of a function without parameters: it is called with none."""
+
 # Members of a schema that hold values, not schemas.
 _VALUES = ("const", "default", "enum", "examples")
 
@@ -118,7 +119,7 @@ def calls_constraint(use: ToolUse, offered: Sequence[Tool]) -> Constraint:
     """What binds an answer to be a call: of the named function, its arguments; else a list of calls, as
     `gateway.output.tools.constrained` reads them. `offered` are all tools of the request, where the client finds the
     place of a schema that cannot bind."""
-    parameters = {name: schema or _NO_PARAMETERS for name, schema in use.schemas.items()}
+    parameters = {name: schema or NO_PARAMETERS for name, schema in use.schemas.items()}
     places = {tool.function.name: f"tools[{index}].function.parameters" for index, tool in enumerate(offered)}
     if use.named is not None:
         return Constraint("json", parameters[use.named], places[use.named])
@@ -127,17 +128,25 @@ def calls_constraint(use: ToolUse, offered: Sequence[Tool]) -> Constraint:
             "type": "object",
             "properties": {
                 "name": {"const": name},
-                "parameters": _moved(schema, f"#/items/anyOf/{index}/properties/parameters"),
+                "parameters": {"$ref": f"#/$defs/parameters_{index}"},
             },
             "required": ["name", "parameters"],
             "additionalProperties": False,
         }
-        for index, (name, schema) in enumerate(parameters.items())
+        for index, name in enumerate(parameters)
     ]
-    value: dict[str, Any] = {"type": "array", "items": {"anyOf": calls}, "minItems": 1}
-    parts = {
-        f"tools.items.anyOf[{index}].properties.parameters": places[name] for index, name in enumerate(parameters)
+    # In definitions of their own, since xgrammar follows no reference into a list.
+    definitions = {
+        f"parameters_{index}": _moved(schema, f"#/$defs/parameters_{index}")
+        for index, schema in enumerate(parameters.values())
     }
+    value: dict[str, Any] = {
+        "type": "array",
+        "items": {"anyOf": calls},
+        "minItems": 1,
+        "$defs": definitions,
+    }
+    parts = {f"tools.$defs.parameters_{index}": places[name] for index, name in enumerate(parameters)}
     return Constraint("json", value | ({"maxItems": 1} if use.single else {}), "tools", parts=parts)
 
 

@@ -85,22 +85,31 @@ def test_required_binds_the_answer_to_one_call_or_more() -> None:
     assert "maxItems" not in schema
     assert [call["properties"]["name"] for call in schema["items"]["anyOf"]] == [{"const": "f"}, {"const": "g"}]
     assert calls_constraint(ToolUse([F], required=True, single=True), [F]).value["maxItems"] == 1
-    assert schema["items"]["anyOf"][1]["properties"]["parameters"]["additionalProperties"] is False
+    assert schema["$defs"]["parameters_1"]["additionalProperties"] is False
 
 
-def test_references_of_a_schema_still_point_into_it() -> None:
-    point = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+@pytest.mark.parametrize("backend", ["guidance", "xgrammar"])
+def test_references_of_a_schema_still_point_into_it(backend: str) -> None:
+    point = {
+        "type": "object",
+        "properties": {"x": {"type": "integer"}},
+        "required": ["x"],
+        "additionalProperties": False,
+    }
     nested = tool(
         "f",
         type="object",
         properties={"p": {"$ref": "#/$defs/point"}, "v": {"const": {"$ref": "#/$defs/point"}}},
+        required=["p", "v"],
+        additionalProperties=False,
         **{"$defs": {"point": point}},
     )
     constraint = calls_constraint(ToolUse([G, nested], required=True), [G, nested])
-    moved = constraint.value["items"]["anyOf"][1]["properties"]["parameters"]
-    assert moved["properties"]["p"] == {"$ref": "#/items/anyOf/1/properties/parameters/$defs/point"}
+    assert constraint.value["items"]["anyOf"][1]["properties"]["parameters"] == {"$ref": "#/$defs/parameters_1"}
+    moved = constraint.value["$defs"]["parameters_1"]
+    assert moved["properties"]["p"] == {"$ref": "#/$defs/parameters_1/$defs/point"}
     assert moved["properties"]["v"] == {"const": {"$ref": "#/$defs/point"}}
-    checked = check(constraint, "guidance")
+    checked = check(constraint, backend)
     good = [{"name": "f", "parameters": {"p": {"x": 1}, "v": {"$ref": "#/$defs/point"}}}]
     assert violation(checked, json.dumps(good)) is None
     good[0]["parameters"]["p"]["x"] = "1"  # type: ignore[index]
