@@ -87,8 +87,9 @@ class Translation:
     `outputs` are the JSON outputs that are wanted. `places` says by what names the client knows the contract's
     (`contract.error_from`), given the number of a prompt. `writer` gets the answer's id and its time of creation.
     `parser` makes a message of a choice's text, where it is more than content. `sampling` and `inputs` are added to
-    what the fields say; `constraint` is what binds the answer (`is_optional`: where it can be enforced), `engine_form` makes of it, once it has been checked,
-    what the engine gets; `checks` is what an answer is checked by in the end (None: its text by the constraint).
+    what the fields say; `constraint` is what binds the answer (`is_optional`: only where it can be enforced), and
+    `engine_form` makes of it, once it has been checked, what the engine gets; `checks` is what an answer is checked
+    by in the end (None: its text by the constraint).
     """
 
     prompts: Sequence[str | list[int]]
