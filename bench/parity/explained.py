@@ -5,16 +5,17 @@ the same place stays unexplained. docs/parity.md shows the table.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
 from bench.parity.client import Answer
-from bench.parity.compare import ABSENT, TOLERANCE, Difference
+from bench.parity.compare import ABSENT, TOLERANCE, Difference, differences
 from bench.parity.shapes import Body, Shape
 
 _VLLM = "https://github.com/vllm-project/vllm"
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _OPENAI = "https://platform.openai.com/docs/api-reference"
 
 
@@ -100,7 +101,8 @@ def _greedy_choices(case: Case, _: Difference) -> bool:
     if body.get("temperature") != 0 or body.get("n", 1) < 2 or len(said) != prompts * body["n"]:
         return False
     in_order = [choice["index"] for choice in choices] == list(range(len(choices)))
-    return in_order and all(one == said[number // body["n"] * body["n"]] for number, one in enumerate(said))
+    firsts = [said[number // body["n"] * body["n"]] for number in range(len(said))]
+    return in_order and not any(differences(firsts, said))
 
 
 def _empty_prompt(case: Case, _: Difference) -> bool:
@@ -151,7 +153,7 @@ def _bytes(case: Case, difference: Difference) -> bool:
     whole = b"".join(bytes(entry["bytes"]) for entry in choice["logprobs"]["content"]).decode(errors="replace")
     # Of a character at the end the last tokens may be missing; the last token of all may not be shown.
     text: str = choice["message"]["content"]
-    return whole.startswith(text.rstrip("\N{REPLACEMENT CHARACTER}"))
+    return whole.startswith(text.rstrip(_REPLACEMENT))
 
 
 def _is_text(data: bytes) -> bool:
@@ -190,24 +192,28 @@ def _offset(case: Case, difference: Difference) -> bool:
     """The tokens stand in the text where their offsets say; or vLLM's are the sums of its placeholders' lengths."""
     place = difference.place.partition(".")[0]
     choice, theirs = _at(case.gateway, place), _at(case.vllm, place)["logprobs"]
-    text, tokens, offsets = choice["text"], choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"]
+    tokens, offsets = choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"]
     if tokens[0].startswith("token_id:"):
         lengths = [len(token) for token in theirs["tokens"]]
         return bool(theirs["text_offset"] == [0, *accumulate(lengths[:-1])] and offsets == sorted(offsets))
-    ends = [*offsets[1:], len(text)]
-    return all(_stands(text, *token) for token in zip(tokens, offsets, ends, strict=True))
+    return _stand(choice["text"], tokens, offsets)
 
 
-def _stands(text: str, token: str, begin: int, end: int) -> bool:
-    if not token:
-        # A part of a character, whose end shows it; or bytes that no other token completes, and which are not shown
-        # at all while nothing follows them.
-        return text[begin:end] in ("", "\N{REPLACEMENT CHARACTER}")
-    if begin + len(token) > len(text):
-        # A stop string has cut the text.
-        return token.startswith(text[begin:])
-    # What the text does not show, such as a BOS, takes no room.
-    return begin == end or text[begin:end] == token
+def _stand(text: str, tokens: Sequence[str], offsets: Sequence[int]) -> bool:
+    """Whether the text between a token's offset and the next one is the token's. Tokens that are parts of a character
+    are shown as nothing: what stands at their offsets is part of the next one's text, or of none."""
+    begun: int | None = None
+    for token, begin, end in zip(tokens, offsets, [*offsets[1:], len(text)], strict=True):
+        if not token.strip(_REPLACEMENT):
+            begun = begin if begun is None else begun
+            continue
+        shown = text[begin if begun is None else begun : end]
+        is_cut = end >= len(text) and token.startswith(text[begin:])
+        is_left_out = begun is None and begin == end
+        if not (is_cut or is_left_out or (shown == token if begun is None else shown.endswith(token))):
+            return False
+        begun = None
+    return list(offsets) == sorted(offsets)
 
 
 def _at(answer: Answer, place: str) -> Any:
@@ -323,7 +329,7 @@ EXPLANATIONS = (
     Explanation(
         ("choices[].logprobs.text_offset",),
         "Where the token stands in the answer's text; vLLM adds up the lengths of what it shows as the tokens' texts, "
-        "also of a BOS that the text has not, of `token_id:N`, and nothing for bytes that the text shows as U+FFFD.",
+        "which is not what they add to it: a BOS that the text has not, `token_id:N`, parts of characters.",
         f"[vllm#19368]({_VLLM}/issues/19368)",
         _offset,
     ),

@@ -105,6 +105,8 @@ def text(said: str, tokens: list[str], offsets: list[int]) -> Tree:
         ("It was", ["<s>", "It", " was"], [0, 0, 2], [0, 3, 5]),
         ("a\N{REPLACEMENT CHARACTER}b", ["a", "", "b"], [0, 1, 2], [0, 1, 1]),
         ("ab", ["token_id:7", "token_id:12"], [0, 1], [0, 10]),
+        ("a \N{CJK UNIFIED IDEOGRAPH-6C49}", ["a", "", " \N{CJK UNIFIED IDEOGRAPH-6C49}"], [0, 1, 2], [0, 1, 1]),
+        ("a\N{REPLACEMENT CHARACTER}", ["a", "", "", "b"], [0, 1, 1, 2], [0, 1, 1, 1]),
     ],
 )
 def test_offsets_where_the_tokens_stand(said: str, tokens: list[str], offsets: list[int], vllm: list[int]) -> None:
@@ -112,7 +114,7 @@ def test_offsets_where_the_tokens_stand(said: str, tokens: list[str], offsets: l
     assert unexplained(body, text(said, tokens, offsets), text(said, tokens, vllm)) == []
 
 
-@pytest.mark.parametrize("offsets", [[0, 1, 3], [0, 0, 3], [1, 1, 2], [0, 0, 1]])
+@pytest.mark.parametrize("offsets", [[0, 1, 3], [0, 0, 3], [1, 1, 2], [0, 0, 1], [0, 2, 0]])
 def test_offsets_where_they_do_not_stand(offsets: list[int]) -> None:
     body = {"prompt": "x", "logprobs": 0}
     tokens = ["<s>", "It", " was"]
