@@ -107,8 +107,8 @@ async def _check_api(asker: "_Asker", wanted: list[Field], progress: Progress) -
     except _NoAnswer as no_answer:
         report.plain = no_answer.verdict(asker.backend, None)
         return report
-    asker.tokens = await _unless_refused(find_tokens(asker))
     asker.end = await _unless_refused(find_end(asker))
+    asker.tokens = await _unless_refused(find_tokens(asker))
     for number, row in enumerate(wanted):
         progress(f"{asker.name}: {asker.api} {row.name} ({number} of {len(wanted)})")
         if asker.too_late >= _MOST_TOO_LATE:

@@ -8,7 +8,7 @@ from gateway.check.probes import PROBES
 from tests.support.check import check
 
 # Both models of the shared stack, the larger one where there is time.
-MODELS = [models.TINY, pytest.param(models.SMOLLM2, marks=pytest.mark.long)]
+MODELS = [models.TINY, pytest.param(models.SMOLLM2, marks=[pytest.mark.long, pytest.mark.timeout(900)])]
 # By the engine's configuration: its scheduling policy, no thinking, its model runner; their templates know no tools.
 REFUSED = {"priority", "thinking_token_budget", "logprob_token_ids", "tools"}
 UNSEEN = {

@@ -22,7 +22,7 @@ NO_TOKENS = "no token of this model is known to see it by"
 @dataclass(frozen=True, slots=True)
 class Tokens:
     """Tokens of this model. `answer` are the eight that it says to the plain request when it may not end, `second` is
-    the second likeliest one in place of the first of them."""
+    the next likeliest one in place of the first of them, but not the one that ends an answer."""
 
     answer: Sequence[int]
     second: int
@@ -52,15 +52,16 @@ def plain_request(api: Api, model: str) -> dict[str, Any]:
     return {"model": model, **asked, "temperature": 0, "max_tokens": 4}
 
 
-async def find_tokens(ask: Ask) -> Tokens:
-    answer = await ask(**logprobs(ask, 2), **endless(8))
-    first = answer.positions[0]
-    second = min((name for name in first.top if name != first.token), key=lambda name: -first.top[name])
-    return Tokens(answer.ids, token_id(second))
-
-
 async def find_end(ask: Ask) -> int:
     return (await ask(**logprobs(ask, 1), **one_of(WORDS[0]))).ids[-1]
+
+
+async def find_tokens(ask: Ask) -> Tokens:
+    answer = await ask(**logprobs(ask, 3), **endless(8))
+    first = answer.positions[0]
+    likely = {token_id(name): logprob for name, logprob in first.top.items()}
+    others = [token for token in likely if token not in (first.token_id, ask.end)]
+    return Tokens(answer.ids, max(others, key=likely.__getitem__))
 
 
 def user(text: str) -> dict[str, str]:
