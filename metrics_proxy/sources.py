@@ -6,6 +6,7 @@ served in place of what it does not give now.
 
 import asyncio
 import logging
+import queue
 import threading
 import time
 import zlib
@@ -207,6 +208,7 @@ class DirectorySource(Source):
         self._path = path
         self._directory = directory
         self._reading: asyncio.Future[Report] | None = None
+        self._worker = _Worker()
 
     @property
     def address(self) -> str:
@@ -215,7 +217,7 @@ class DirectorySource(Source):
     async def _fetch(self) -> Content:
         if self._reading is not None and not self._reading.done():
             raise SourceError("reading it has not ended since it was begun for an earlier scrape")
-        self._reading = _in_thread(self._directory.read)
+        self._reading = self._worker.do(self._directory.read)
         try:
             report = await asyncio.shield(self._reading)
         except DirectoryError as error:
@@ -224,32 +226,44 @@ class DirectorySource(Source):
         return Content(report.families, report.combined.conflicts, report)
 
 
-def _in_thread(function: Callable[[], _T]) -> "asyncio.Future[_T]":
-    """Runs it in a thread that does not keep the process from ending."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[_T] = loop.create_future()
+class _Worker(threading.Thread):
+    """Does one thing after another, and does not keep the process from ending. A thread of its own for each read would
+    cost a third of the read."""
 
-    def settle(result: _T | None, error: BaseException | None) -> None:
-        if future.cancelled():
-            return
-        if error is None:
-            future.set_result(result)  # type: ignore[arg-type]
-        else:
-            future.set_exception(error)
-            # Taken note of, also if nobody waits any more.
-            future.exception()
+    def __init__(self) -> None:
+        super().__init__(daemon=True, name="read-directory")
+        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.start()
 
-    def run() -> None:
-        result, failure = None, None
-        try:
-            result = function()
-        except BaseException as error:
-            failure = error
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, result, failure)
+    def run(self) -> None:
+        while True:
+            self._work.get()()
 
-    threading.Thread(target=run, daemon=True, name="read-directory").start()
-    return future
+    def do(self, function: Callable[[], _T]) -> "asyncio.Future[_T]":
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[_T] = loop.create_future()
+
+        def settle(result: _T | None, error: BaseException | None) -> None:
+            if future.cancelled():
+                return
+            if error is None:
+                future.set_result(result)  # type: ignore[arg-type]
+            else:
+                future.set_exception(error)
+                # Taken note of, also if nobody waits any more.
+                future.exception()
+
+        def work() -> None:
+            result, failure = None, None
+            try:
+                result = function()
+            except BaseException as error:
+                failure = error
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(settle, result, failure)
+
+        self._work.put(work)
+        return future
 
 
 def _reason(error: Exception) -> str:
