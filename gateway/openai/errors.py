@@ -21,6 +21,10 @@ _TYPES = {
 }
 
 
+# Of a message and of a place: both may hold a name that a client made up, which may be as long as its body.
+_MAX_MESSAGE = 4000
+_MAX_PARAM = 500
+
 # A model that was lost is loaded again in some tens of seconds; a client that asks every five is no burden.
 _RETRY_AFTER_S = "5"
 
@@ -56,15 +60,20 @@ class ApiError(Exception):
     def as_dict(self) -> dict[str, Any]:
         return {
             "error": {
-                "message": self.message,
+                "message": _shortened(self.message, _MAX_MESSAGE),
                 "type": _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "internal_error"),
-                "param": self.param,
+                "param": None if self.param is None else _shortened(self.param, _MAX_PARAM),
                 "code": self.code,
             }
         }
 
     def body(self) -> bytes:
         return orjson.dumps(self.as_dict())
+
+
+def _shortened(text: str, limit: int) -> str:
+    """The beginning and the end, where what to do stands."""
+    return text if len(text) <= limit else f"{text[: limit // 2]}…{text[-limit // 2 :]}"
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:

@@ -6,6 +6,7 @@ table in `gateway.openai.fields`. The values that hold a constraint stay raw JSO
 `gateway.translate.structured`, which knows the exact place of every mistake. Pure: no I/O.
 """
 
+import codecs
 import re
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -272,7 +273,7 @@ def parse(body: bytes, kind: type[_Request]) -> _Request:
         # A key that stands twice has two values, of which every parser silently drops one.
         value = jiter.from_json(body, allow_inf_nan=False, cache_mode="keys", catch_duplicate_keys=True)
     except ValueError as error:
-        raise _not_json(str(error)) from None
+        raise _not_json(str(error), body) from None
     try:
         return kind.model_validate(value)
     except ValidationError as error:
@@ -282,17 +283,24 @@ def parse(body: bytes, kind: type[_Request]) -> _Request:
 # jiter's words → what they mean to the one who wrote the body.
 _JSON_MISTAKES = (
     (re.compile(r"Detected duplicate key (\".*\") at (line .*)", re.DOTALL), r"the key \1 stands twice (\2)"),
-    (re.compile(r"invalid unicode code point at (line .*)"), r"it is not UTF-8 (\1)"),
     (re.compile(r"(?:unexpected end of|lone leading surrogate in) hex escape at (line .*)"), r"half a surrogate (\1)"),
     (re.compile(r"recursion limit exceeded at (line .*)"), r"it is nested too deeply (\1)"),
+    (re.compile(r"number out of range at (line .*)"), r"an integer has more than 4300 digits (\1)"),
 )
 
 
-def _not_json(reason: str) -> ApiError:
+def _not_json(reason: str, body: bytes) -> ApiError:
     for words, meaning in _JSON_MISTAKES:
         if found := words.fullmatch(reason):
             reason = found.expand(meaning)
             break
+    if body.startswith(codecs.BOM_UTF8):
+        reason = "it begins with a byte order mark, which must be left out"
+    else:
+        try:
+            body.decode()
+        except UnicodeDecodeError as error:
+            reason = f"it is not UTF-8 (byte {error.start})"
     return bad_request(f"The body is not valid JSON: {reason}.", code="invalid_json")
 
 
