@@ -183,8 +183,9 @@ _INSIDE_STRINGS: _Weights = [
     _group(" ", 0.2),
 ]
 _FREE: _Weights = [_ENDED, *_INSIDE_STRINGS]
-# What ends an instance soonest, first; inside a string only its quote does.
-_ENDING = [*([end] for end in (_END, ord("}"), ord("]"), ord('"'), ord("n"))), [*b"0123456789"], [*b"tf"]]
+# What ends an instance soonest, first; inside a string only its quote does. A number that a required member follows is
+# ended by a comma.
+_ENDING = [*([end] for end in (_END, ord("}"), ord("]"), ord('"'), ord("n"), ord(","))), [*b"0123456789"], [*b"tf"]]
 _UNLIKELY = 1e-4
 
 

@@ -4,6 +4,7 @@ Every stream is checked on the way for what holds of all of them: clients add de
 call's index, id, type and name come once, ahead of its arguments.
 """
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,7 +62,11 @@ class Talk:
     def whole(self, model: str, text: str | Sequence[str] | None = None, **fields: Any) -> list[Reply]:
         """The choices of a whole answer; `text` is what the model says, in each of them."""
         self._script(text)
-        raw = self.client.chat.completions.with_raw_response.create(**self.body(model, **fields))
+        for _ in range(5):
+            raw = self.client.chat.completions.with_raw_response.create(**self.body(model, **fields))
+            # On a machine that pauses, the gateway may have no time to look at the answer.
+            if raw.headers.get("x-gateway-structured-output") != "not-validated":
+                break
         answer = raw.parse()
         usage = answer.usage.to_dict() if answer.usage else {}
         return [_reply(choice, dict(raw.headers), usage) for choice in answer.choices]
@@ -101,6 +106,31 @@ class Talk:
     def _script(self, text: str | Sequence[str] | None, **fault: Any) -> None:
         self.engine.clear_faults()
         self.engine.add_fault(text=text, **fault)
+
+
+async def ask_all(url: str, requests: Sequence[tuple[dict[str, Any], bool]], at_a_time: int = 16) -> list[Reply]:
+    """The one choice of each answer, in order; a request is its body and whether it is streamed."""
+    turn = asyncio.Semaphore(at_a_time)
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=600) as client:
+
+        async def whole(body: dict[str, Any]) -> Reply:
+            raw = await client.chat.completions.with_raw_response.create(**body)
+            return _reply(raw.parse().choices[0], dict(raw.headers), {})
+
+        async def streamed(body: dict[str, Any]) -> Reply:
+            raw = await client.chat.completions.with_raw_response.create(**body, stream=True)
+            state: ChatCompletionStreamState[None] = ChatCompletionStreamState()
+            chunks = [chunk async for chunk in raw.parse()]
+            for chunk in chunks:
+                state.handle_chunk(chunk)
+            check_stream([chunk.to_dict() for chunk in chunks])
+            return _reply(state.current_completion_snapshot.choices[0], dict(raw.headers), {})
+
+        async def ask(body: dict[str, Any], stream: bool) -> Reply:
+            async with turn:
+                return await (streamed(body) if stream else whole(body))
+
+        return await asyncio.gather(*(ask(*request) for request in requests))
 
 
 def tokens_of(text: str) -> int:

@@ -181,6 +181,14 @@ def test_ignore_eos_adds_text_to_an_instance() -> None:
     assert finish == "length"
 
 
+def test_a_long_instance_ends_also_where_a_number_is_followed_by_another() -> None:
+    schema = closed(text={"const": "x" * 200}, a={"type": "number"}, b={"type": "integer"})
+    for seed in range(5):
+        drawn = instance(Constraint("json", schema), seed, max_bytes=10_000)
+        assert len(drawn) < 300
+        json.loads(drawn)
+
+
 def test_a_grammar_that_cannot_be_followed_ends_with_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def give_up(*_: Any, **__: Any) -> bytes:
         raise EngineGaveUp
