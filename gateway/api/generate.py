@@ -287,7 +287,9 @@ class GenerateRoute(Generic[_Request]):
                 )
                 bodies.append((request_body(contract.backend, asked, model.max_model_len or model.trained_len), places))
         # Only now, when nothing can be refused any more: an open generation counts at its instance.
-        for body, places in bodies:
+        while bodies:
+            # One by one: a call makes a copy of its body.
+            body, places = bodies.pop(0)
             generations.append(Generation(instance, model.triton_model, body, translation.outputs, places))
         return _Job(
             request,

@@ -152,6 +152,8 @@ class Call:
         connection.send(self._request)
         while not connection.parser.status:
             await self._wait(connection)
+        # It will not be sent again: a long prompt is not kept for as long as its answer takes.
+        self._request = b""
         return connection.parser.status
 
     async def _wait(self, connection: "_Connection") -> None:
