@@ -153,3 +153,24 @@ def talk(talk_to_all: Talk) -> Talk:
     """A client, a gateway and an engine without a past, with a model of each family (`tests.support.tool_cases`)."""
     talk_to_all.engine.reset()
     return talk_to_all
+
+
+@pytest.fixture(scope="session")
+def thinking_process(tool_models: tuple[Path, list[dict[str, Any]]]) -> Iterator[Talk]:
+    folder, models = tool_models
+    served = [model for model in models if model["triton_model"] == "qwen3"]
+    with (
+        running_mock_engine(model_repository=folder, models=["qwen3"], reasoning_parser="deepseek_r1") as engine,
+        running_gateway(
+            "--triton", engine.url, "--model-repository", str(folder), "--models", json.dumps(served)
+        ) as gateway,
+    ):
+        yield Talk(gateway.wait_until_ready(), engine)
+
+
+@pytest.fixture
+def thinker(thinking_process: Talk) -> Talk:
+    """As `talk`, with the model qwen3 alone, in an engine that knows how it thinks: what binds an answer begins behind
+    the thinking."""
+    thinking_process.engine.reset()
+    return thinking_process

@@ -384,7 +384,7 @@ def test_a_bound_answer_that_is_no_call_is_a_violation(text: str, choice: Any, t
 # Thinking
 
 
-def thought(model: str, text: str, opening: str, talk: Talk, **fields: Any) -> Reply:
+def thought(model: str, text: str | None, opening: str, talk: Talk, **fields: Any) -> Reply:
     return talk.reply(model, text, chat_template_kwargs={"opening": opening}, **fields)
 
 
@@ -464,6 +464,26 @@ def test_the_template_hears_how_much_to_think(talk: Talk) -> None:
 def test_a_model_without_a_template_that_reads_it_says_so(talk: Talk) -> None:
     (reply,) = talk.whole("toolless", "Hi", reasoning_effort="high")
     assert "reasoning_effort" in reply.headers["x-gateway-warning"]
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_a_bound_call_behind_the_thinking(choice: Any, thinker: Talk) -> None:
+    """The thinking is bound by nothing, the call by its schema."""
+    fields = {"tools": [WEATHER], "tool_choice": choice, "max_tokens": 400}
+    reply = thought("qwen3", None, "<think>\n", thinker, **fields)
+    assert reply.reasoning
+    assert reply.content == ""
+    assert all((name, list(arguments)) == ("get_weather", ["city"]) for name, arguments in calls(reply))
+    assert reply.calls
+    assert reply.usage["completion_tokens_details"]["reasoning_tokens"] > 0
+    assert all(request["inputs"]["reasoning_ended"] is False for request in thinker.arrived())
+    call = '{"city": "x"}' if choice is NAMED else '[{"name": "get_weather", "parameters": {"city": "x"}}]'
+    begun = thought("qwen3", f"<think>Hm.</think>\n{call}", "", thinker, **fields)
+    assert (begun.reasoning, calls(begun)) == ("Hm.", [("get_weather", {"city": "x"})])
+    assert all(request["inputs"]["reasoning_ended"] is False for request in thinker.arrived())
+    over = thought("qwen3", None, "<think>\n\n</think>\n\n", thinker, **fields)
+    assert (over.reasoning, calls(over)[0][0]) == ("", "get_weather")
+    assert all(request["inputs"]["reasoning_ended"] is True for request in thinker.arrived())
 
 
 # Together with other fields
