@@ -37,6 +37,8 @@ class ModelTokenizer:
         self.vocabulary_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
         """Tokens that have a name. The model's own table may be longer: rows without a token."""
         added = tokenizer.get_added_tokens_decoder()
+        self.added_tokens = {token.content: token_id for token_id, token in added.items()}
+        """The ids of the tokens that stand beside those of the tokenizer's model, special or not, by their text."""
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         """The tokens that `skip_special_tokens` leaves out of a text."""
         inside, first = _rules(tokenizer.decoder)

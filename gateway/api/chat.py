@@ -110,7 +110,8 @@ def _one_grammar(model: ServedModel, prompt: str, constraint: Constraint) -> Con
     """For a backend that cannot be told when the thinking ends."""
     marks = MARKS.get(model.output.reasoning_parser or "")
     opened = model.output.begins_in_reasoning(prompt)
-    form = None if marks is None else after_reasoning(constraint, marks, opened, model.grammar_backend)
+    added_tokens = None if model.tokenizer is None else model.tokenizer.added_tokens
+    form = None if marks is None else after_reasoning(constraint, marks, opened, model.grammar_backend, added_tokens)
     if form is None:
         raise bad_request(
             f"{constraint.place}: a model that thinks first cannot be bound to this by Triton's stock vLLM backend; "

@@ -18,6 +18,10 @@ import pytest
 from devtools import environments, models
 from devtools.paths import ROOT
 from devtools.stack import Stack, StackConfig
+from gateway.output.reasoning import MARKS
+from gateway.translate.after_reasoning import after_reasoning
+from gateway.translate.schema_check import check, violation
+from gateway.translate.structured import Constraint
 from tests.support import thinking_model
 from tests.support.backend import Backend, sampling, text_of
 
@@ -26,7 +30,7 @@ pytestmark = pytest.mark.long
 OPENED, CLOSED, UNMARKED = "Hello<think>\n", "Hello<think>\n\n</think>\n\n", "Hello"
 END = "</think>"
 INSTANCE = re.compile(r'\{"size":\d\d?,"color":"(red|green)"\}')
-CONSTRAINT = {
+CONSTRAINT: dict[str, Any] = {
     "json": {
         "type": "object",
         "properties": {"size": {"type": "integer", "minimum": 0, "maximum": 99}, "color": {"enum": ["red", "green"]}},
@@ -91,7 +95,7 @@ def parameters(model: Path) -> dict[str, Any]:
 
 
 def answer(backend: Backend, prompt: str, parameters: dict[str, Any], **inputs: Any) -> str:
-    wanted = sampling(structured_outputs=CONSTRAINT, **parameters)
+    wanted = sampling(**{"structured_outputs": CONSTRAINT} | parameters)
     events = backend.stream(text_input=prompt, return_finish_reason=True, sampling_parameters=wanted, **inputs)
     assert events[-1]["finish_reason"] == "stop"
     return text_of(events)
@@ -160,6 +164,31 @@ def test_requests_of_each_kind_at_the_same_time(backend: Backend, parameters: di
         kinds = [thinks_first, answers_at_once, is_free]
         for done in [pool.submit(kinds[seed % 3], seed) for seed in range(24)]:
             done.result()
+
+
+@pytest.mark.parametrize("opened", [True, False])
+def test_one_grammar_for_thinking_and_answer(
+    backend: Backend, model: Path, parameters: dict[str, Any], opened: bool
+) -> None:
+    """As for an engine without a reasoning parser, here with marks that are tokens."""
+    checked = check(Constraint("json", CONSTRAINT["json"], "response_format.json_schema.schema"), "guidance")
+    marks = {mark: thinking_model.token_of(model, mark) for mark in ("<think>", END)}
+    grammar = after_reasoning(checked, MARKS["think"], opened, "guidance", marks)
+    assert grammar is not None
+    bias = parameters["logit_bias"] | {marks["<think>"]: 5}
+    wanted = parameters | {"structured_outputs": grammar.engine_value(), "logit_bias": bias}
+    thoughts = []
+    for seed in SEEDS:
+        text = answer(backend, OPENED if opened else UNMARKED, wanted | {"seed": seed}, reasoning_ended=True)
+        if not opened and "<think>" not in text:
+            assert violation(checked, text) is None
+            continue
+        assert opened or text.lstrip().startswith("<think>")
+        thought, end, rest = text.partition(END)
+        assert end
+        assert violation(checked, rest) is None
+        thoughts.append(thought)
+    assert any(thought and not thought.startswith("{") for thought in thoughts)
 
 
 def test_an_engine_that_constrains_the_reasoning_too(own_stack: Stack, client: Callable[[str], Backend]) -> None:

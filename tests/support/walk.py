@@ -1,11 +1,17 @@
-"""Walking a grammar of llguidance at random: what could a model write under it?"""
+"""Walking a grammar of llguidance at random: what could a model write under it?
+
+Tokens are bytes, an end, and `MARKS` as tokens of their own, which are no text to the library.
+"""
 
 import random
+import re
+from collections.abc import Sequence
 from typing import Literal
 
 from llguidance import LLMatcher, LLTokenizer
 
 END = 256
+MARKS = {"<think>": 257, "</think>": 258}
 # Bytes that make JSON interesting or bring it to its end; drawn more often than the others.
 _TELLING = frozenset(b'"\\{}[],:0123456789abcdeu-.ETZ ')
 _CLOSING = frozenset(b'"}]')
@@ -15,21 +21,36 @@ class _Bytes:
     is_tokenizer_wrapper = True
     eos_token_id = END
     bos_token_id = None
-    tokens = (*(bytes([byte]) for byte in range(256)), b"<end>")
-    special_token_ids = (END,)
+    tokens = (*(bytes([byte]) for byte in range(256)), b"<end>", *(mark.encode() for mark in MARKS))
+    special_token_ids = (END, *MARKS.values())
 
     def __call__(self, text: str | bytes) -> list[int]:
         return list(text if isinstance(text, bytes) else text.encode())
 
 
-_tokenizer = LLTokenizer(_Bytes(), n_vocab=END + 1, eos_token=END, slices=[])  # type: ignore[arg-type]
+_tokenizer = LLTokenizer(_Bytes(), n_vocab=END + 1 + len(MARKS), eos_token=END, slices=[])  # type: ignore[arg-type]
 
 Why = Literal["stop", "length", "dead"]
 
 
-def walk(grammar: str, rng: random.Random, limit: int) -> tuple[bytes, Why]:
-    """One text that the grammar allows, byte by byte: "stop" when it ended, "dead" when the engine gave up."""
+def tokens(text: str, marks_are_tokens: bool) -> list[int]:
+    if not marks_are_tokens:
+        return list(text.encode())
+    parts = re.split(f"({'|'.join(MARKS)})", text)
+    return [token for part in parts for token in ([MARKS[part]] if part in MARKS else part.encode())]
+
+
+def allows(grammar: str, answer: list[int]) -> bool:
+    """Whether the grammar allows these tokens, and the end behind them."""
     matcher = LLMatcher(_tokenizer, grammar, log_level=0)
+    return matcher.try_consume_tokens(answer) == len(answer) and matcher.is_accepting()
+
+
+def walk(grammar: str, rng: random.Random, limit: int, begin: Sequence[int] = ()) -> tuple[bytes, Why]:
+    """One text that the grammar allows, byte by byte: "stop" when it ended, "dead" when the engine gave up. `begin` are
+    tokens ahead of it, which the grammar has to allow."""
+    matcher = LLMatcher(_tokenizer, grammar, log_level=0)
+    assert matcher.try_consume_tokens(list(begin)) == len(begin)
     out = bytearray()
     for _ in range(limit):
         mask = int.from_bytes(matcher.compute_bitmask(), "little")

@@ -187,6 +187,8 @@ def test_special_tokens_that_only_the_configuration_names_are_special() -> None:
     tokenizer = ModelTokenizer(kinds.words_without_decoder(), ["the", "[special]"])
     the, hello, special = tokenizer.encode("the hello[special]", add_special_tokens=False)
     assert tokenizer.special_ids == {the, special}
+    assert tokenizer.added_tokens["[special]"] == special
+    assert "hello" not in tokenizer.added_tokens
     assert tokenizer.decode([the, hello, special], skip_special_tokens=True) == "hello"
 
 
