@@ -102,6 +102,10 @@ def _bind_after_thinking(translation: Translation, model: ServedModel, contract:
     is_over = model.output.reasoning_is_over(prompt)
     if "reasoning_ended" in contract.inputs:
         translation.inputs = {"reasoning_ended": is_over}
+        # The client knows nothing of this input: what cannot be had is what binds the answer.
+        assert translation.constraint is not None
+        places = _PLACES | {"reasoning_ended": translation.constraint.place}
+        translation.places = lambda _: places
     elif not is_over:
         translation.engine_form = partial(_one_grammar, model, prompt)
 
