@@ -46,6 +46,11 @@ _RULES = """\
 - Types are JSON's: `"0.5"` is no number and `"false"` no boolean. A wrong type, a value out of bounds and a key that
   stands twice are a 400 with the place, such as `messages[0].content`.
 - A *harmless* value asks for nothing, so it is accepted wherever the field itself cannot be.
+- What the model's chat template does not read has no effect there and is named in `x-gateway-warning`: `documents`,
+  `reasoning_effort`, a member of `chat_template_kwargs`, a message's `name`, `tool_calls` or `reasoning_content`.
+  `tools` that the model is free to call are a 400 there.
+- Where `tool_choice` binds the answer to be a call, another constraint beside it (`response_format`) has no effect and
+  is named in the same header, as OpenAI has it.
 - A sampling parameter that the request leaves out is the model's own (`generation_config.json`), else the engine's.
 - *Backend* says where a field works: with `ours`, this project's [`vllm_backend`](../vllm_backend/README.md), or with
   `both`, NVIDIA's stock one too. Elsewhere it is a 400; with an older one of ours that lacks it, too. A table without
@@ -67,8 +72,11 @@ given, with our backend: the stop string or token id that ended the answer, or `
 | `prompt_logprobs` | chat: the answer; completions: choice | `prompt_logprobs`, not in a stream: for each token of \
 the prompt an object of token ids to `logprob`, `rank` and `decoded_token`, its own first; `null` for the first |
 | `prompt_text` | the answer to a chat | `return_prompt_text` |
+| `reasoning_content` | message; in a stream the delta | the model has a `reasoning_parser` and thinks; its tokens are \
+`usage.completion_tokens_details.reasoning_tokens` |
 
-`finish_reason` is `stop`, `length` or, for `repetition_detection`, `repetition`.
+`finish_reason` is `stop`, `length`, `tool_calls` ([tools and reasoning](tools.md)) or, for `repetition_detection`,
+`repetition`.
 """
 
 _Cell = Callable[[Field], str]
