@@ -16,6 +16,7 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
+from gateway.api import document
 from gateway.api.chat import Chat
 from gateway.api.completions import Completions
 from gateway.api.generate import GenerateRoute
@@ -40,17 +41,6 @@ _CHAT = "/v1/chat/completions"
 _COMPLETIONS = "/v1/completions"
 _TOKENIZE = "/tokenize"
 _DETOKENIZE = "/detokenize"
-# 422 is FastAPI's own answer to a wrong body; here it is 400, made by the route that stands ahead.
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    400: {"description": "Not JSON, or a field that is wrong, unsupported or would not be enforced; `param` names it"},
-    404: {"description": "Unknown model"},
-    408: {"description": "The body took too long"},
-    413: {"description": "The body is too large"},
-    429: {"description": "Too many open requests; see Retry-After"},
-    500: {"description": "The engine or the gateway failed"},
-    503: {"description": "No engine can answer now; see Retry-After"},
-    504: {"description": "The deadline passed"},
-}
 _LATER = ("/v1/embeddings", "/v1/responses", "/v1/moderations", "/v1/images/generations")
 
 
@@ -137,19 +127,23 @@ class Gateway:
                 "max_model_len": model.max_model_len,
             }
 
-        @app.post(_CHAT, summary="Create a chat completion", response_class=JSONResponse, responses=_ERRORS)
+        @app.post(_CHAT, summary="Create a chat completion", response_class=JSONResponse, responses=document.GENERATE)
         async def chat_completions(request: ChatRequest) -> Response:
             raise AssertionError("this route stands ahead of FastAPI")
 
-        @app.post(_COMPLETIONS, summary="Create a completion", response_class=JSONResponse, responses=_ERRORS)
+        @app.post(_COMPLETIONS, summary="Create a completion", response_class=JSONResponse, responses=document.GENERATE)
         async def completions(request: CompletionRequest) -> Response:
             raise AssertionError("this route stands ahead of FastAPI")
 
-        @app.post(_TOKENIZE, summary="Token ids of a text", response_class=JSONResponse, responses=_ERRORS)
+        @app.post(
+            _TOKENIZE, summary="Token ids of a text", response_class=JSONResponse, responses=document.TOKENIZATION
+        )
         async def tokenize(request: TokenizeRequest) -> Response:
             raise AssertionError("this route stands ahead of FastAPI")
 
-        @app.post(_DETOKENIZE, summary="The text of token ids", response_class=JSONResponse, responses=_ERRORS)
+        @app.post(
+            _DETOKENIZE, summary="The text of token ids", response_class=JSONResponse, responses=document.TOKENIZATION
+        )
         async def detokenize(request: DetokenizeRequest) -> Response:
             raise AssertionError("this route stands ahead of FastAPI")
 
@@ -157,7 +151,7 @@ class Gateway:
         async def models() -> dict[str, Any]:
             return {"object": "list", "data": [entry(n, m) for m in self.models for n in m.names]}
 
-        @app.get("/v1/models/{name:path}", summary="One served model")
+        @app.get("/v1/models/{name:path}", summary="One served model", responses=document.UNKNOWN_MODEL)
         async def model(name: str) -> dict[str, Any]:
             for served in self.models:
                 if name in served.names:
@@ -175,14 +169,16 @@ class Gateway:
             return {"status": "live"}
 
         @app.head("/health/ready", include_in_schema=False)
-        @app.get("/health/ready", summary="Can any model be served?")
+        @app.get("/health/ready", summary="Can any model be served?", responses=document.READY)
         async def ready(response: Response) -> dict[str, Any]:
             states = {model.names[0]: self._state(model) for model in self.models}
             is_ready = any(state == "ready" for state in states.values())
             response.status_code = 200 if is_ready else 503
             return {"status": "ready" if is_ready else "not ready", "models": states}
 
-        @app.get("/metrics", summary="Prometheus metrics of the gateway", response_class=Response)
+        @app.get(
+            "/metrics", summary="Prometheus metrics of the gateway", response_class=Response, responses=document.METRICS
+        )
         async def metrics() -> Response:
             return Response(generate_latest(REGISTRY), media_type=CONTENT_TYPE_LATEST)
 
@@ -192,9 +188,7 @@ class Gateway:
             async def later(request: Request) -> Response:
                 raise bad_request(f"{request.url.path} is not supported yet.", code="unsupported_endpoint")
 
-        for operation in app.openapi()["paths"].values():
-            for method in operation.values():
-                method["responses"].pop("422", None)
+        document.complete(app.openapi())
         return app
 
     def _state(self, model: ServedModel) -> str:

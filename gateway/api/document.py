@@ -1,0 +1,98 @@
+"""The OpenAPI document: what FastAPI cannot know of routes that stand ahead of it. Pure.
+
+Statuses and their bodies, that an answer may be a stream, and what becomes of each request field
+(`gateway.openai.fields`).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.openai.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, Field
+
+Responses = dict[int | str, dict[str, Any]]
+
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "additionalProperties": False,
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "additionalProperties": False,
+            "properties": {
+                "message": {"type": "string", "minLength": 1},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"], "description": "The place in the request"},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+_JSON = "application/json"
+_WARNING = {
+    "x-gateway-warning": {"description": "Fields that were ignored, by name", "schema": {"type": "string"}},
+}
+_VIOLATION = {
+    "x-gateway-structured-output": {
+        "description": "The answer does not obey its constraint, or could not be checked",
+        "schema": {"type": "string", "enum": ["violation", "not-validated"]},
+    },
+}
+_RETRY_AFTER = {"retry-after": {"description": "Seconds", "schema": {"type": "string"}}}
+_TABLES: Mapping[str, Mapping[str, Field]] = {
+    "ChatRequest": CHAT,
+    "CompletionRequest": COMPLETION,
+    "TokenizeRequest": TOKENIZE,
+    "DetokenizeRequest": DETOKENIZE,
+}
+
+
+def _error(description: str, **members: Any) -> dict[str, Any]:
+    return {
+        "description": description,
+        "content": {_JSON: {"schema": {"$ref": "#/components/schemas/Error"}}},
+        **members,
+    }
+
+
+UNKNOWN_MODEL: Responses = {404: _error("Unknown model")}
+_OF_EVERY_BODY: Responses = {
+    # 422 is FastAPI's own answer to a wrong body; here it is 400, made by the route that stands ahead.
+    400: _error("Not JSON, or a field that is wrong, unsupported or would not be enforced; `param` names it"),
+    **UNKNOWN_MODEL,
+    408: _error("The body took too long"),
+    413: _error("The body is too large"),
+    429: _error("Too many open requests", headers=_RETRY_AFTER),
+    500: _error("The engine or the gateway failed"),
+    504: _error("The deadline passed"),
+}
+GENERATE: Responses = {
+    200: {
+        "description": "The answer; with `stream: true` server-sent events, each the JSON of a chunk, then `[DONE]`",
+        "content": {
+            _JSON: {"schema": {"type": "object", "required": ["id", "object", "created", "model", "choices", "usage"]}},
+            "text/event-stream": {"schema": {"type": "string"}},
+        },
+        "headers": _WARNING | _VIOLATION,
+    },
+    **_OF_EVERY_BODY,
+    503: _error("No engine can answer now", headers=_RETRY_AFTER),
+}
+TOKENIZATION: Responses = {200: {"description": "The answer", "headers": _WARNING}, **_OF_EVERY_BODY}
+READY: Responses = {503: {"description": "No model can be served", "content": {_JSON: {"schema": {"type": "object"}}}}}
+METRICS: Responses = {200: {"description": "The page", "content": {"text/plain": {"schema": {"type": "string"}}}}}
+
+
+def complete(document: dict[str, Any]) -> None:
+    """Add to FastAPI's document what only this project knows, and take out what is not so here."""
+    schemas = document["components"]["schemas"]
+    for validation in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(validation, None)
+    schemas["Error"] = _ERROR
+    for path in document["paths"].values():
+        for operation in path.values():
+            operation["responses"].pop("422", None)
+    for name, table in _TABLES.items():
+        for field, schema in schemas[name]["properties"].items():
+            schema["description"] = f"{table[field].fate.capitalize()}. {table[field].note}"
