@@ -54,7 +54,7 @@ def _clean(arguments: Sequence[str]) -> int:
     except CleanError as error:
         print(f"metrics_proxy: {error}", file=sys.stderr)
         return 1
-    print(f"{directory} is empty; {number} files removed")
+    print(f"{directory} holds nothing of a run; {number} files removed")
     return 0
 
 

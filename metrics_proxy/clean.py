@@ -42,7 +42,10 @@ def _clean(path: Path, folder: int) -> int:
                 raise CleanError(f"{path} is in use: the process {pid} of a running model writes to it; stop it first.")
         # The sums last: as long as they are there, no file that they hold is counted twice.
         for name in sorted(names, key=lambda name: name == compacted.NAME):
-            os.unlink(name, dir_fd=folder)
+            try:
+                os.unlink(name, dir_fd=folder)
+            except IsADirectoryError:
+                raise CleanError(f"{path / name} is a folder, which no run leaves; remove it.") from None
         return len(names)
     finally:
         os.close(lock)

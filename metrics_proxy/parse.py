@@ -221,6 +221,9 @@ class _Reader:
             at = found.end()
         if len({label for label, _ in labels}) < len(labels):
             raise ParseError(f"{_shown(head)} has a label twice")
+        if any(label == "__name__" for label, _ in labels):
+            # The name again, under which Prometheus keeps it: it would refuse the whole page.
+            raise ParseError(f"{_shown(head)} has its name twice")
         return Series(name, add_labels(tuple(labels), self._labels) if self._labels else tuple(labels))
 
     def _join_untyped(self) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import shutil
+import threading
 import time
 import uuid
 from pathlib import Path
@@ -20,6 +21,8 @@ from prefetch.errors import JobError
 from prefetch.names import CURRENT, READY
 from prefetch.store import Published, Store, write_durably
 
+# Of the jobs of one process, one at a time finds its place: the model `a/1` must not slip into version 1 of `a`.
+_PLACING = threading.Lock()
 # How long another machine may take between its rename and its READY.json.
 _OTHER_SECONDS = 30
 
@@ -30,19 +33,21 @@ def publish(store: Store, model: str, version: str, staging: Path, ready: dict[s
     A version that is there already is never changed: the same contents are taken as done, others are an error.
     """
     files, final = staging / "files", store.folder(model, version)
-    _check_place(store, model)
     write_durably(staging / READY, json.dumps(ready, indent=1, ensure_ascii=False).encode() + b"\n")
     _make_read_only(files)
     disk.sync_all(files)
-    final.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        files.rename(final)
-    except OSError:
-        if not final.exists():
-            raise
-        return _already_there(store, model, version, staging, ready)
-    disk.sync(final.parent)
-    return _finish(store, model, version, staging)
+    with _PLACING:
+        _check_place(store, model)
+        final.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            files.rename(final)
+        except OSError:
+            if not final.exists():
+                raise
+        else:
+            disk.sync(final.parent)
+            return _finish(store, model, version, staging)
+    return _already_there(store, model, version, staging, ready)
 
 
 def resume(store: Store, model: str, version: str, staging: Path) -> Published | None:

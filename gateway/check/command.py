@@ -5,6 +5,7 @@
 """
 
 import asyncio
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -42,6 +43,10 @@ def main(arguments: Sequence[str]) -> int:
         _show_progress("")
         print("gateway check: interrupted.", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        # Whoever read the tables has gone; nor may the interpreter's last flush complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     if prints_json:
         print(orjson.dumps(as_json(reports), option=orjson.OPT_INDENT_2).decode())
     return 0 if all(report.is_sound for report in reports) else 1

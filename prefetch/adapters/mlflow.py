@@ -50,8 +50,8 @@ def authenticate(request: Request, secret: str | None, now: float) -> None:
     if not hmac.compare_digest(signature, b"v1," + base64.b64encode(digest)):
         raise Refused(401, "The signature in X-MLflow-Signature is wrong.")
     try:
-        age = abs(now - int(stamp))
-    except ValueError:
+        age = abs(now - float(int(stamp)))
+    except (ValueError, OverflowError):
         raise Refused(401, "X-MLflow-Timestamp is no number.") from None
     if age > WINDOW_SECONDS:
         raise Refused(401, f"The delivery is {age:.0f} s off; the clocks may differ by {WINDOW_SECONDS} s.")

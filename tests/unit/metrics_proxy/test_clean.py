@@ -51,3 +51,10 @@ def test_what_is_wrong_is_one_sentence(tmp_path: Path) -> None:
         assert ended.returncode == code
         (line,) = ended.stderr.splitlines()
         assert line.startswith("metrics_proxy: ")
+
+
+def test_a_folder_in_the_place_of_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "summary_3.db").mkdir()
+    ended = clean(str(tmp_path))
+    assert ended.returncode == 1
+    assert "summary_3.db is a folder" in ended.stderr

@@ -148,6 +148,7 @@ def test_samples(line: str, series: str, value: str) -> None:
         ("# TYPE a untyped\n# EOF\n", "line 1: 'untyped' is no type"),
         ("a 1 # {b\n# EOF\n", "after the value"),
         ("a 1 1 1\n# EOF\n", "after the value"),
+        ('a{__name__="b"} 1\n# EOF\n', "its name twice"),
     ],
 )
 def test_openmetrics_is_refused(page: str, message: str) -> None:

@@ -1,5 +1,8 @@
 """Each webhook case, through the application, with the bytes exactly as they would come."""
 
+import base64
+import hashlib
+import hmac
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -9,7 +12,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from prefetch.adapters.outcome import Trust
+from prefetch.adapters import mlflow
+from prefetch.adapters.outcome import Refused, Request, Trust
 from prefetch.app import Service
 from prefetch.jobs import Jobs
 from prefetch.pull import Engine, EngineConfig
@@ -107,3 +111,16 @@ def test_a_certificate_is_fetched_only_from_an_allowed_host(tmp_path: Path) -> N
     assert status == 403
     assert body["error"]["param"] == "SigningCertURL"
     assert not receiver.fetched
+
+
+def test_a_time_beyond_all_numbers_is_refused() -> None:
+    stamp = b"9" * 400
+    digest = hmac.new(b"s", b".".join((b"d", stamp, b"{}")), hashlib.sha256).digest()
+    headers = {
+        "x-mlflow-signature": b"v1," + base64.b64encode(digest),
+        "x-mlflow-delivery-id": b"d",
+        "x-mlflow-timestamp": stamp,
+    }
+    with pytest.raises(Refused) as caught:
+        mlflow.authenticate(Request(headers, b"{}"), "s", 1.0)
+    assert caught.value.status == 401
