@@ -110,7 +110,9 @@ _GENERATE = (
     _forwarded("spaces_between_special_tokens", _V, "True unless set."),
     _forwarded("vllm_xargs", _V, "Arguments of custom logits processors.", key="extra_args"),
     _forwarded("stream_interval", _V, "Tokens per chunk of a stream.", stock=False),
-    _forwarded("thinking_token_budget", _V, "At most so many tokens of thinking; needs a reasoning_config in model.json.", stock=False),
+    _forwarded(
+        "thinking_token_budget", _V, "At most so many tokens of thinking; needs model.json's reasoning_config.", stock=False
+    ),
     _forwarded(
         "repetition_detection", _V, 'Ends an answer that repeats itself, with finish_reason "repetition".', stock=False
     ),
@@ -124,7 +126,12 @@ _GENERATE = (
     _input("truncation_side", _V, "left or right: which end truncate_prompt_tokens cuts off."),
     # What comes back beside the text.
     _done("n", _O, "So many choices, each a request of its own to the same engine; at most 128."),
-    _forwarded("logprob_token_ids", _V, "Log probabilities of just these tokens; needs logprobs. Not with vLLM's V1 runner (all CPUs).", stock=False),
+    _forwarded(
+        "logprob_token_ids",
+        _V,
+        "Log probabilities of just these tokens; needs logprobs, and not vLLM's V1 runner, which all CPUs have.",
+        stock=False,
+    ),
     Field(
         "prompt_logprobs",
         Fate.FORWARDED,
