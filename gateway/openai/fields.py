@@ -111,7 +111,10 @@ _GENERATE = (
     _forwarded("vllm_xargs", _V, "Arguments of custom logits processors.", key="extra_args"),
     _forwarded("stream_interval", _V, "Tokens per chunk of a stream.", stock=False),
     _forwarded(
-        "thinking_token_budget", _V, "At most so many tokens of thinking; needs model.json's reasoning_config.", stock=False
+        "thinking_token_budget",
+        _V,
+        "At most so many tokens of thinking; needs model.json's reasoning_config.",
+        stock=False,
     ),
     _forwarded(
         "repetition_detection", _V, 'Ends an answer that repeats itself, with finish_reason "repetition".', stock=False
