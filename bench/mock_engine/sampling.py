@@ -63,9 +63,10 @@ class RepetitionDetection:
 
     def found_in(self, tokens: list[int]) -> bool:
         """Whether the tokens end with some pattern, of a size within the bounds, `min_count` times in a row."""
-        for size in range(max(self.min_pattern_size, 1), self.max_pattern_size + 1):
-            tail = tokens[-size * self.min_count :]
-            if len(tail) == size * self.min_count and tail == tail[-size:] * self.min_count:
+        # As vLLM, which stops at the first size that the tokens are too few for: a client may ask for any.
+        most = min(self.max_pattern_size, len(tokens) // self.min_count) if self.min_count else 0
+        for size in range(max(self.min_pattern_size, 1), most + 1):
+            if tokens[-size * self.min_count :] == tokens[-size:] * self.min_count:
                 return True
         return False
 

@@ -319,19 +319,14 @@ def fuzz(seed: int, count: int, gateway: Gateway, engine: MockEngine) -> None:
     assert not [line for line in gateway.logs if line["level"] in ("ERROR", "CRITICAL", "raw")]
 
 
-def test_a_thousand_requests(fuzzed_gateway: Gateway, fuzzed_engine: MockEngine) -> None:
-    fuzz(1, 1_000, fuzzed_gateway, fuzzed_engine)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1_000)
+@pytest.mark.timeout(600)
 def test_ten_thousand_requests(fuzzed_gateway: Gateway, fuzzed_engine: MockEngine) -> None:
-    fuzz(2, 10_000, fuzzed_gateway, fuzzed_engine)
+    fuzz(1, 10_000, fuzzed_gateway, fuzzed_engine)
 
 
 def test_every_known_field_is_given_to_some_request() -> None:
     given: dict[str, set[str]] = {path: set() for path in TABLES}
-    for case in cases(1, 1_000):
+    for case in cases(1, 10_000):
         if isinstance(case.body, dict):
             given[case.path] |= {name for name, value in case.body.items() if value is not None}
     for path, table in TABLES.items():

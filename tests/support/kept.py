@@ -92,9 +92,13 @@ def dropped(exchange: Exchange) -> list[str]:
 
 
 def _is_warned(exchange: Exchange, name: str) -> bool:
-    shown = repr(name)[1:-1].encode("ascii", "backslashreplace").decode()
-    shown = "".join(c if 32 <= ord(c) < 127 else "?" for c in shown)
-    return shown in exchange.warning or len(exchange.warning) > _HEADER_IS_FULL
+    """By its name, as a header can hold it: quoted, or in a place."""
+    shown = {repr(name)[1:-1], name}
+    printable = {
+        "".join(c if 32 <= ord(c) < 127 else "?" for c in one.encode("ascii", "backslashreplace").decode())
+        for one in shown
+    }
+    return any(one in exchange.warning for one in printable) or len(exchange.warning) > _HEADER_IS_FULL
 
 
 def _has_arrived(exchange: Exchange, field: Field, value: Any) -> bool:
@@ -117,9 +121,16 @@ def _has_arrived(exchange: Exchange, field: Field, value: Any) -> bool:
             expected = value or 1
         elif field.name == "repetition_detection":
             expected = {key: one for key, one in value.items() if one is not None}
-        if field.key not in parameters or parameters[field.key] != expected:
+        if field.key not in parameters or not _is_same(parameters[field.key], expected):
             return False
     return True
+
+
+def _is_same(arrived: Any, given: Any) -> bool:
+    """A number that may have a fraction arrives as one of double precision."""
+    if isinstance(arrived, float) and isinstance(given, int):
+        return arrived == float(given)
+    return bool(arrived == given)
 
 
 Check = Callable[[Exchange, Any], bool]
@@ -158,7 +169,7 @@ def _stream_options(exchange: Exchange, value: Any) -> bool:
 
 
 def _constraint(exchange: Exchange, value: Any) -> bool:
-    if value == {"type": "text"}:
+    if isinstance(value, dict) and value.get("type") == "text":
         return True
     return all("structured_outputs" in request["sampling_parameters"] for request in exchange.arrived)
 
@@ -207,7 +218,7 @@ def _ends_after_template(exchange: Exchange) -> bool:
 def _continue_final_message(exchange: Exchange, value: Any) -> bool:
     if not value or not exchange.arrived:
         return True
-    return bool(exchange.prompt(0).endswith(_parts(exchange.given("messages")[-1])[-1]["text"].strip()))
+    return bool(exchange.prompt(0).rstrip().endswith(_parts(exchange.given("messages")[-1])[-1]["text"].strip()))
 
 
 def _add_special_tokens(exchange: Exchange, value: Any) -> bool:

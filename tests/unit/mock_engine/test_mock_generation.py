@@ -227,8 +227,8 @@ def test_logprobs_of_the_prompt() -> None:
 
 def test_a_repetition_ends_the_answer() -> None:
     # The tokens are "abc" and "def" in turn.
-    def ended(count: int, **sampling: int) -> tuple[int, str | None, object]:
-        repetition = {"max_pattern_size": 2, "min_count": count}
+    def ended(count: int, size: int = 2, **sampling: int) -> tuple[int, str | None, object]:
+        repetition = {"max_pattern_size": size, "min_count": count}
         all_deltas = deltas("abcdef" * 6, repetition_detection=repetition, **sampling)  # type: ignore[arg-type]
         return len(all_deltas), all_deltas[-1].finish_reason, all_deltas[-1].stop_reason
 
@@ -237,6 +237,8 @@ def test_a_repetition_ends_the_answer() -> None:
     assert ended(2, min_tokens=7) == (7, "repetition", "repetition_detected")
     assert ended(2, max_tokens=4) == (4, "length", None)
     assert ended(7) == (13, "stop", None)
+    # However long a pattern may be, no more is compared than there is.
+    assert ended(3, size=2**31 - 1) == (6, "repetition", "repetition_detected")
 
 
 def test_what_stopped_the_answer() -> None:
