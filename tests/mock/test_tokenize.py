@@ -98,7 +98,7 @@ def test_what_the_template_does_not_read_is_warned_about(client: httpx.Client) -
         ({"model": MODEL, "prompt": ["a"]}, "prompt"),
         ({"model": MODEL, "messages": []}, "messages"),
         ({"model": MODEL, "messages": [{"role": "user"}]}, "messages[0].content"),
-        ({"model": MODEL, "messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"model": MODEL, "messages": [{"role": "function", "content": "x"}]}, "messages[0].role"),
         ({"model": MODEL, "prompt": "a", "add_special_tokens": "false"}, "add_special_tokens"),
         ({"model": MODEL, "prompt": "a", "add_generation_prompt": True}, "add_generation_prompt"),
         ({"model": MODEL, "prompt": "a", "continue_final_message": False}, "continue_final_message"),

@@ -30,7 +30,7 @@ class Gateway:
     def wait_until_ready(self, timeout: float = 30) -> "Gateway":
         give_up_at = time.monotonic() + timeout
         while True:
-            answer = httpx.get(f"{self.url}/health/ready")
+            answer = httpx.get(f"{self.url}/health/ready", verify=False)
             if answer.status_code == 200:
                 return self
             assert time.monotonic() < give_up_at, f"the gateway is not ready: {answer.text}"
@@ -39,7 +39,7 @@ class Gateway:
     def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric's samples that carry these labels."""
         total = 0.0
-        for line in httpx.get(f"{self.url}/metrics").text.splitlines():
+        for line in httpx.get(f"{self.url}/metrics", verify=False).text.splitlines():
             if line.startswith(name) and all(f'{k}="{v}"' in line for k, v in labels.items()):
                 total += float(line.rpartition(" ")[2])
         return total
