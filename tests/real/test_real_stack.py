@@ -40,7 +40,7 @@ def test_both_models_are_served_by_our_backend(stack: Stack) -> None:
 
 
 def test_vllm_writes_its_metrics_where_the_stack_says(stack: Stack) -> None:
-    written = sorted(path.name.split("_")[0] for path in (stack.state / "metrics").iterdir())
+    written = sorted(path.name.split("_")[0] for path in (stack.state / "metrics").glob("*.db"))
     # One process each per model.
     assert written == sorted(["counter", "gauge", "histogram"] * 2)
 
