@@ -80,6 +80,14 @@ def contract_of(metadata: Mapping[str, Any]) -> ModelContract:
     return ModelContract(Backend.OURS if "send_admission" in names else Backend.STOCK, names)
 
 
+def is_not_vllm(model: ModelContract) -> str | None:
+    """Why a model of another backend, such as TensorRT-LLM, cannot be served, in one sentence, or None."""
+    for name in ("text_input", "sampling_parameters"):
+        if name not in model.inputs:
+            return f"its backend is not vLLM, since it has no input {name!r}; other backends are not supported"
+    return None
+
+
 def stock_is_too_old(server_version: str) -> str | None:
     """Why a server's stock backend cannot be used, in one sentence, or None.
 

@@ -13,7 +13,7 @@ from tritonclient.http.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
 from gateway.routing.instances import Instance
-from gateway.triton.contract import Backend, ModelContract, contract_of, stock_is_too_old
+from gateway.triton.contract import Backend, ModelContract, contract_of, is_not_vllm, stock_is_too_old
 
 _log = logging.getLogger(__name__)
 
@@ -76,6 +76,8 @@ class Control:
             found = contract_of(await client.get_model_metadata(model))
         except InferenceServerException as error:
             return f"Triton gives no metadata of the model {model!r}: {error.message()}"
+        if reason := is_not_vllm(found):
+            return f"Triton serves the model {model!r}, but {reason}"
         if found.backend is Backend.STOCK and not self._accept_old and (reason := stock_is_too_old(version)):
             return reason
         return found

@@ -242,6 +242,37 @@ def test_a_client_that_goes_away_frees_every_choice(
     assert [request["ended"] for request in requests] == ["cancelled"] * 3
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("kind", PATHS)
+def test_in_front_of_the_stock_backend(
+    kind: str, stream: bool, stock_client: httpx.Client, stock_gateway: Gateway, stock: MockEngine
+) -> None:
+    """It sends no admission: an answer begins with the first token of all choices."""
+    options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    answer = send(stock_client, kind, n=3, seed=4, **options)
+    assert answer.status_code == 200
+    requests = stock.wait_for_requests(3)
+    assert sorted(request["sampling_parameters"]["seed"] for request in requests) == [4, 5, 6]
+    if stream:
+        *chunks, last = events(answer)
+        texts, usage = joined(chunks), last["usage"]
+    else:
+        texts = {choice["index"]: text_of(choice) for choice in answer.json()["choices"]}
+        usage = answer.json()["usage"]
+    assert len(set(texts.values())) == 3
+    assert usage["prompt_tokens"] == requests[0]["num_input_tokens"]
+    assert usage["completion_tokens"] == 60
+
+    # An engine that gave up says so in an empty last response, here the only one.
+    stock.reset()
+    stock.add_fault(next=1, finish_reason_error=True)
+    answer = send(stock_client, kind, n=3, **options)
+    failed = events(answer)[-1]["error"] if stream else answer.json()["error"]
+    assert failed["message"].startswith("Choice ")
+    assert "no reason" in failed["message"]
+    everything_is_free(stock_gateway, stock, 3)
+
+
 @contextmanager
 def gateway_with(engine: MockEngine, repository: Path, *flags: str) -> Iterator[tuple[Gateway, httpx.Client]]:
     with (

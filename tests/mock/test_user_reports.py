@@ -249,6 +249,21 @@ def test_each_model_has_its_own_template_and_defaults(tmp_path: Path, repository
             assert request["sampling_parameters"]["temperature"] == temperature
 
 
+# server#8640, trtllm_backend#202: a model of another backend failed request by request, in ways of its own.
+def test_a_backend_other_than_vllm_is_told_before_any_request(repository: Path) -> None:
+    with (
+        running_mock_engine(model_repository=repository, without=("sampling_parameters", "send_admission")) as other,
+        running_gateway("--triton", other.url, "--model-repository", str(repository)) as gateway,
+        httpx.Client(base_url=gateway.url, timeout=60) as client,
+    ):
+        wait_for(lambda: "not vLLM" in client.get("/health/ready").text)
+        for send in (ask, complete):
+            error = error_of(send(client), 503)
+            assert "its backend is not vLLM" in error["message"]
+            assert "sampling_parameters" in error["message"]
+        assert other.requests() == []
+
+
 # open-webui#29628, any-llm#847, litellm#40578: an error in the middle looked like a complete answer.
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(

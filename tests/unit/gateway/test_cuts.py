@@ -44,6 +44,7 @@ GOOD = [
 ]
 FAILING = [*GOOD[:3], b'data: {"error":"INTERNAL: it broke"}\n\n']
 UNFINISHED = GOOD[:3]
+ABORTED = [*GOOD[:3], event(text_output="", finish_reason="abort")]
 NONSENSE = [*GOOD[:2], b"data: <html>\n\n", GOOD[-1]]
 REFUSED = [b'data: {"error":"INVALID_ARG sampling_parameters.seed: no."}\n\n']
 
@@ -158,8 +159,8 @@ def chunks_of(body: bytes) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize(
     "events",
-    [GOOD, FAILING, UNFINISHED, NONSENSE, REFUSED],
-    ids=["good", "failing", "unfinished", "nonsense", "refused"],
+    [GOOD, FAILING, UNFINISHED, ABORTED, NONSENSE, REFUSED],
+    ids=["good", "failing", "unfinished", "aborted", "nonsense", "refused"],
 )
 def test_any_cut_gives_the_same_client_bytes(events: list[bytes], stream: bool, route: str) -> None:
     expected = asyncio.run(answer(route, [[response(events, [])]], stream=stream))
@@ -186,7 +187,11 @@ NUMBERS = st.lists(st.integers(0, 10_000), max_size=12)
 
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("second", [OTHER, FAILING, UNFINISHED, NONSENSE], ids=["good", "failing", "unfinished", "odd"])
+@pytest.mark.parametrize(
+    "second",
+    [OTHER, FAILING, UNFINISHED, ABORTED, NONSENSE],
+    ids=["good", "failing", "unfinished", "aborted", "nonsense"],
+)
 def test_any_cut_gives_each_choice_the_same(second: list[bytes], stream: bool, route: str) -> None:
     @settings(max_examples=50)
     @given(NUMBERS, NUMBERS)
@@ -197,7 +202,7 @@ def test_any_cut_gives_each_choice_the_same(second: list[bytes], stream: bool, r
             assert status == 200
             check_stream(chunks_of(body), second)
             return
-        assert status == (200 if second is OTHER else 503 if second is UNFINISHED else 500)
+        assert status == (200 if second is OTHER else 503 if second in (UNFINISHED, ABORTED) else 500)
         if second is OTHER:
             choices = json.loads(body)["choices"]
             texts = [choice["text"] if route == "completions" else choice["message"]["content"] for choice in choices]
@@ -241,7 +246,7 @@ def test_what_the_client_gets() -> None:
     assert texts == ["", "Pa", "ris 日本 🎉\n\ndata: x", "!", None]
     assert chunks[-1]["usage"] == {"prompt_tokens": 3, "completion_tokens": 7, "total_tokens": 10}
 
-    for broken in (FAILING, UNFINISHED, NONSENSE):
+    for broken in (FAILING, UNFINISHED, ABORTED, NONSENSE):
         status, body = got(broken, stream=True)
         assert status == 200
         assert "error" in chunks_of(body)[-1]
