@@ -60,8 +60,9 @@ class Constraint:
 
     def clients(self, text: str) -> str:
         """A refusal's text or `param`, with the client's places."""
-        for place, clients in self.parts.items():
-            text = text.replace(place, clients)
+        # The longest first: one place may begin as another one does.
+        for place in sorted(self.parts, key=len, reverse=True):
+            text = text.replace(place, self.parts[place])
         return text
 
     def engine_value(self) -> dict[str, Any]:

@@ -88,6 +88,13 @@ def test_required_binds_the_answer_to_one_call_or_more() -> None:
     assert schema["$defs"]["parameters_1"]["additionalProperties"] is False
 
 
+def test_each_of_many_functions_is_named_by_its_own_place() -> None:
+    tools = [tool(f"f{number}") for number in range(12)]
+    constraint = calls_constraint(ToolUse(tools, required=True), tools)
+    for number in range(12):
+        assert constraint.clients(f"tools.$defs.parameters_{number}.a") == f"tools[{number}].function.parameters.a"
+
+
 @pytest.mark.parametrize("backend", ["guidance", "xgrammar"])
 def test_references_of_a_schema_still_point_into_it(backend: str) -> None:
     point = {
