@@ -12,11 +12,12 @@ import urllib.error
 import urllib.request
 from argparse import Namespace
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from prefetch import assemble, space
+from prefetch import assemble, space, strict_json
 from prefetch.announcement import Announcement, Manifest
 from prefetch.errors import Cancelled, JobError
 from prefetch.files import read_text
@@ -146,20 +147,30 @@ def _announcement(arguments: Namespace, url: str) -> Announcement:
         version = arguments.version or folders[-1]
         if not model or not version:
             raise SettingsError(f"{source} does not end in MODEL/VERSION/; give --model and --version.")
-        manifest = Manifest.model_validate_json(read_text(arguments.manifest)) if arguments.manifest else None
         return Announcement(
             model=model,
             version=version,
             source=str(source),
-            manifest=manifest,
+            manifest=_manifest(arguments.manifest) if arguments.manifest else None,
             priority=getattr(arguments, "priority", 0),
             pin=arguments.pin,
         )
     except ValidationError as error:
         place, what = mistake(error)
-        raise SettingsError(f"The announcement's {place or 'manifest'} is wrong: {what}.") from None
+        raise SettingsError(f"The announcement's {place} is wrong: {what}.") from None
     except ValueError as error:
         raise SettingsError(f"The source is wrong: {error}.") from None
+
+
+def _manifest(file: Path) -> Manifest:
+    """Raises SettingsError."""
+    try:
+        return strict_json.model_of(Manifest, read_text(file))
+    except ValidationError as error:
+        place, what = mistake(error)
+        raise SettingsError(f"The manifest {file} is wrong at {place or 'its beginning'}: {what}.") from None
+    except ValueError as error:
+        raise SettingsError(f"The manifest {file} is not valid JSON: {error}.") from None
 
 
 def _engine(settings: Settings) -> Engine:

@@ -19,7 +19,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from prefetch import disk, lustre, metrics, publish, space, verify
+from prefetch import disk, lustre, metrics, publish, space, strict_json, verify
 from prefetch.announcement import Announcement, Manifest
 from prefetch.checksums import ALGORITHMS
 from prefetch.copy import Copier, CopySettings, retrying, sentence
@@ -150,7 +150,7 @@ class Engine:
                 return body.read(_MANIFEST_BYTES)
 
         try:
-            return Manifest.model_validate_json(retrying(self.s3, read, self.config.copy, stop, lambda: None))
+            return strict_json.model_of(Manifest, retrying(self.s3, read, self.config.copy, stop, lambda: None))
         except S3Error as error:
             raise sentence("The manifest", f"s3://{bucket}/{key}", error) from None
         except ValidationError as error:
@@ -158,6 +158,8 @@ class Engine:
             raise JobError(
                 f"The manifest s3://{bucket}/{key} is wrong at {place or 'its beginning'}: {what}."
             ) from None
+        except ValueError as error:
+            raise JobError(f"The manifest s3://{bucket}/{key} is not valid JSON: {error}.") from None
 
     def _copy(self, plan: Plan, staging: Path, progress: Progress, stop: threading.Event) -> dict[str, Done]:
         files = staging / "files"

@@ -5,9 +5,10 @@ name to `dtype`, `shape` and `data_offsets` [begin, end) within the rest of the 
 gap. `__metadata__` maps text to text.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from prefetch import strict_json
 
 # The library refuses a larger header (MAX_HEADER_SIZE).
 _MAX_HEADER_BYTES = 100_000_000
@@ -35,9 +36,7 @@ def tensors(size: int, read: Callable[[int, int], bytes]) -> set[str]:
     if 8 + length > size:
         raise ValueError(f"its safetensors header of {length} bytes ends beyond the file of {size} bytes")
     try:
-        header = json.loads(read(8, length), object_pairs_hook=_each_once)
-    except RecursionError:
-        raise ValueError("its safetensors header is nested too deeply") from None
+        header = strict_json.value_of(read(8, length))
     except ValueError as error:
         raise ValueError(f"its safetensors header is not valid JSON: {error}") from None
     if not isinstance(header, dict):
@@ -93,10 +92,3 @@ def _count(number: Any) -> int:
     if not isinstance(number, int) or isinstance(number, bool) or number < 0:
         raise ValueError
     return number
-
-
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a name stands twice")
-    return found

@@ -5,11 +5,18 @@ A shard says nothing about the others: only a marker or a manifest, uploaded las
 Below the entry of the allow-list the folder's path is `<model>/<version>/`.
 """
 
-import json
 from collections.abc import Sequence
 
+from pydantic import Field
+
+from prefetch import strict_json
 from prefetch.adapters.outcome import Announced, Event, Ignored, Outcome, Refused, announcement, parse
 from prefetch.source import Source, allowing
+
+
+class _What(Event):
+    source: str
+    detail_type: str = Field(alias="detail-type")
 
 
 class _Bucket(Event):
@@ -34,17 +41,17 @@ class _Created(Event):
 def is_event(body: bytes | str) -> bool:
     """Whether the body is an event of EventBridge."""
     try:
-        value = json.loads(body)
-    except (ValueError, RecursionError):
+        value = strict_json.value_of(body)
+    except ValueError:
         return False
     return isinstance(value, dict) and "detail-type" in value
 
 
 def read(body: bytes | str, markers: Sequence[str], allow: Sequence[Source]) -> Outcome:
     """Raises Refused."""
-    event = json.loads(body)
-    if event.get("source") != "aws.s3" or event["detail-type"] != "Object Created":
-        return Ignored(f"{event['detail-type']} of {event.get('source')} announces no weights.")
+    event = parse(_What, body)
+    if event.source != "aws.s3" or event.detail_type != "Object Created":
+        return Ignored(f"{event.detail_type} of {event.source} announces no weights.")
     detail = parse(_Created, body).detail
     key = detail.object.key
     folder, _, name = key.rpartition("/")

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from prefetch import strict_json
 from prefetch.announcement import Announcement
 from prefetch.settings_error import mistake
 from prefetch.source import Source
@@ -83,14 +84,14 @@ class Event(BaseModel):
 def parse(kind: type[_Model], body: bytes | str) -> _Model:
     """Raises Refused: 400 for what is no JSON, 422 with the field for the rest."""
     try:
-        return kind.model_validate_json(body)
+        return strict_json.model_of(kind, body)
     except ValidationError as error:
         place, what = mistake(error)
-        if error.errors()[0]["type"] == "json_invalid":
-            raise Refused(400, f"The body is not valid JSON: {what}.") from None
         raise Refused(
             422, f"The field {place!r} is wrong: {what}." if place else f"The body is wrong: {what}.", place
         ) from None
+    except ValueError as error:
+        raise Refused(400, f"The body is not valid JSON: {error}.") from None
 
 
 def announcement(**fields: object) -> Announcement:

@@ -68,6 +68,7 @@ def _tensor(dtype: str, shape: list[Any], begin: int, end: int) -> dict[str, Any
         (b"{", b"", "is not valid JSON"),
         (b"[" * 200_000, b"", "nested too deeply|not valid JSON"),
         (b'{"a": 1, "a": 2}', b"", "a name stands twice"),
+        (b'{"a": NaN}', b"", "is not valid JSON: NaN is no JSON"),
     ],
 )
 def test_a_header_that_is_wrong(header: Any, data: bytes, problem: str) -> None:

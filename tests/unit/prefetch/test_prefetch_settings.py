@@ -90,6 +90,24 @@ def test_a_wrong_file_is_one_sentence(
     assert sentence in _main(["serve", "--config", str(file)], {}, monkeypatch, capsys)
 
 
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ('{"files": {"w": {}, "w": {}}}', "is not valid JSON: a name stands twice: 'w'."),
+        ('{"files": {}', "is not valid JSON: Expecting ',' delimiter"),
+        ('{"files": {"w": {"size": -1}}}', "is wrong at files.w.size: it must be greater than or equal to 0 (got -1)."),
+        ("[]", "is wrong at its beginning: it must be a mapping (got [])."),
+    ],
+)
+def test_a_wrong_manifest_is_one_sentence(
+    text: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "manifest.json"
+    file.write_text(text)
+    said = _main(["pull", "s3://bkt/a/b/", "--manifest", str(file)], {}, monkeypatch, capsys)
+    assert said.startswith(f"prefetch: The manifest {file} {sentence}")
+
+
 def test_the_sources_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text("jobs: 3\nport: 1\nattempts: 5\n")

@@ -103,6 +103,57 @@ def test_case(receiver: Receiver, case: dict[str, Any]) -> None:
         assert receiver.fetched[url] == expect["fetches"]["SubscribeURL"]
 
 
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Receiver]:
+    """Takes our own announcements with the token `t`."""
+    made = Receiver({"settings": {"allow": ["s3://bkt/"], "tokens": ["t"]}, "now": 0}, tmp_path)
+    yield made
+    made.jobs.close()
+
+
+_ANNOUNCEMENT = '{"model": "m", "version": "1", "source": "s3://bkt/m/1/"'
+_EVENT = '"detail-type": "Object Created", "source": "aws.s3"'
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param", "sentence"),
+    [
+        (_ANNOUNCEMENT + "}", 202, None, None),
+        (_ANNOUNCEMENT + ', "model": "n"}', 400, None, "The body is not valid JSON: a name stands twice: 'model'."),
+        (
+            _ANNOUNCEMENT + ', "manifest": {"files": {"w": {"size": 1, "size": 2}}}}',
+            400,
+            None,
+            "The body is not valid JSON: a name stands twice: 'size'.",
+        ),
+        (_ANNOUNCEMENT + ', "priority": NaN}', 400, None, "The body is not valid JSON: NaN is no JSON."),
+        (_ANNOUNCEMENT + ', "priority": -Infinity}', 400, None, "The body is not valid JSON: -Infinity is no JSON."),
+        (_ANNOUNCEMENT, 400, None, "The body is not valid JSON: Expecting ',' delimiter: line 1 column 57 (char 56)."),
+        ('{"model": "\\ud800"}', 400, None, None),
+        ("[" * 100_000, 400, None, "The body is not valid JSON: it is nested too deeply."),
+        ("[1]", 422, "", "The body is wrong: it must be a mapping (got [1])."),
+        ('{"detail-type": 5}', 422, "source", "The field 'source' is wrong: it is required."),
+        (
+            '{"detail-type": 5, "source": "aws.s3"}',
+            422,
+            "detail-type",
+            "The field 'detail-type' is wrong: it must be a valid string (got 5).",
+        ),
+        ("{" + _EVENT + ', "source": "x"}', 400, None, "The body is not valid JSON: a name stands twice: 'source'."),
+        ("{" + _EVENT + "}", 422, "detail", "The field 'detail' is wrong: it is required."),
+    ],
+)
+def test_what_the_body_must_be(own: Receiver, body: str, status: int, param: str | None, sentence: str | None) -> None:
+    request = {"path": "/v1/announcements", "headers": {"Authorization": "Bearer t"}, "body": body}
+    got, answer = own.post(request)
+    assert got == status, answer
+    if status >= 400:
+        assert answer["error"]["param"] == param
+        assert "(got b" not in answer["error"]["message"]
+    if sentence:
+        assert answer["error"]["message"] == sentence
+
+
 def test_a_certificate_is_fetched_only_from_an_allowed_host(tmp_path: Path) -> None:
     case = next(case for case in CASES if case["id"].startswith("p23"))
     case_input = case["input"] | {"settings": case["input"]["settings"] | {"sns_cert_hosts": ["sns.other.example"]}}
