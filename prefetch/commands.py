@@ -22,7 +22,6 @@ from prefetch.announcement import Announcement, Manifest
 from prefetch.errors import Cancelled, JobError
 from prefetch.files import read_text
 from prefetch.progress import Progress
-from prefetch.pull import Engine
 from prefetch.settings import Settings, SettingsError
 from prefetch.settings_error import mistake
 from prefetch.source import Source
@@ -35,7 +34,7 @@ _INTERRUPTED = 130
 
 def pull(arguments: Namespace, settings: Settings) -> int:
     """The same job as the service's, with a progress bar."""
-    announcement = _announcement(arguments, arguments.source)
+    announcement = _announcement(arguments)
     engine = assemble.engine(settings)
     progress, stop = Progress(), threading.Event()
     result: list[Published | BaseException] = []
@@ -68,7 +67,7 @@ def pull(arguments: Namespace, settings: Settings) -> int:
 
 def announce(arguments: Namespace, settings: Settings) -> int:
     """Send an announcement to a running service."""
-    announcement = _announcement(arguments, arguments.source)
+    announcement = _announcement(arguments)
     tokens = settings.all_tokens()
     if not tokens:
         raise SettingsError("Give the service's token as PREFETCH_TOKENS or with --tokens-file.")
@@ -80,7 +79,7 @@ def announce(arguments: Namespace, settings: Settings) -> int:
 def ls(arguments: Namespace, settings: Settings) -> int:
     """What is published."""
     rows = []
-    for candidate in _engine(settings).candidates():
+    for candidate in assemble.engine(settings).candidates():
         model, _, version = candidate.name.rpartition("@")
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(candidate.last_used))
         rows.append((model, version, space.text(candidate.bytes), used, candidate.kept or ""))
@@ -106,7 +105,7 @@ def unpin(arguments: Namespace, settings: Settings) -> int:
 
 def gc(arguments: Namespace, settings: Settings) -> int:
     """Make the room that the watermarks ask for."""
-    engine = _engine(settings)
+    engine = assemble.engine(settings)
     if arguments.dry_run:
         candidates = engine.removable()
         stale = engine.store.stale_staging(settings.staging_seconds)
@@ -138,10 +137,10 @@ def verify(arguments: Namespace, settings: Settings) -> int:
     return 1 if bad else 0
 
 
-def _announcement(arguments: Namespace, url: str) -> Announcement:
+def _announcement(arguments: Namespace) -> Announcement:
     """Model and version are the last two folders of the source unless given. Raises SettingsError."""
     try:
-        source = Source.parse(url)
+        source = Source.parse(arguments.source)
         folders = source.prefix.removesuffix("/").split("/")
         model = arguments.model or (folders[-2] if len(folders) > 1 else None)
         version = arguments.version or folders[-1]
@@ -171,10 +170,6 @@ def _manifest(file: Path) -> Manifest:
         raise SettingsError(f"The manifest {file} is wrong at {place or 'its beginning'}: {what}.") from None
     except ValueError as error:
         raise SettingsError(f"The manifest {file} is not valid JSON: {error}.") from None
-
-
-def _engine(settings: Settings) -> Engine:
-    return assemble.engine(settings)
 
 
 def _published(arguments: Namespace, settings: Settings) -> tuple[Store, Published]:
