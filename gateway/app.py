@@ -26,11 +26,11 @@ from gateway.api.tokenize import Tokenization
 from gateway.checker import Checker
 from gateway.checker_lane import CannotStart
 from gateway.metrics import REGISTRY
-from gateway.models import ServedModel, by_name, served_models
+from gateway.models import ServedModel, by_name, named, served_models
 from gateway.openai.errors import ApiError, bad_request
 from gateway.openai.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from gateway.routing.instances import Instance
-from gateway.routing.policy import choose
+from gateway.routing.policy import choose, why_not_ready
 from gateway.settings import Settings
 from gateway.triton.control import Control
 from gateway.triton.generate import Connections
@@ -61,14 +61,15 @@ class Gateway:
             sorted({model.triton_model for model in self.models}),
             accept_old=settings.accept_old_triton,
         )
+        self._served = by_name(self.models)
         shared = (
             settings,
-            by_name(self.models),
+            self._served,
             self.instances,
             self._checker,
             InFlight(settings.max_in_flight, self.models),
         )
-        tokenization = Tokenization(settings, by_name(self.models))
+        tokenization = Tokenization(settings, self._served)
         self._ahead: dict[str, Callable[[Scope, Receive, Send], Awaitable[None]]] = {
             _CHAT: GenerateRoute(Chat(), *shared),
             _COMPLETIONS: GenerateRoute(Completions(), *shared),
@@ -153,15 +154,7 @@ class Gateway:
 
         @app.get("/v1/models/{name:path}", summary="One served model", responses=document.UNKNOWN_MODEL)
         async def model(name: str) -> dict[str, Any]:
-            for served in self.models:
-                if name in served.names:
-                    return entry(name, served)
-            raise ApiError(
-                404,
-                f"The model {name!r} does not exist; GET /v1/models lists those that do.",
-                param="model",
-                code="model_not_found",
-            )
+            return entry(name, named(self._served, name))
 
         @app.head("/health/live", include_in_schema=False)
         @app.get("/health/live", summary="Is the process alive?")
@@ -194,8 +187,7 @@ class Gateway:
     def _state(self, model: ServedModel) -> str:
         if self._ready(model):
             return "ready"
-        reasons = [i.reasons.get(model.triton_model) for i in self.instances]
-        return next((reason for reason in reasons if reason), "no Triton server answered yet")
+        return why_not_ready(self.instances, model.triton_model)
 
 
 async def _on_api_error(_: Request, error: Exception) -> Response:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tokenizers import Tokenizer
 
 from gateway.files import is_folder, read_json, read_text
+from gateway.openai.errors import ApiError
 from gateway.output.parsers import OutputFormat, recognise
 from gateway.output.tools import FAMILIES
 from gateway.repository import EngineArguments, checked_name, vllm_models
@@ -67,6 +68,12 @@ class ServedModel:
     added_bos: str
     output: OutputFormat
     tool_structural_tag: bool
+
+    def chat_template(self) -> ChatTemplate:
+        """Raises a 400 where it has none."""
+        if self.template is None:
+            raise ApiError(400, self.no_chat, param="model", code="model_without_chat_template")
+        return self.template
 
 
 def served_models(settings: Settings) -> list[ServedModel]:
@@ -292,3 +299,16 @@ def _added_bos(tokenizer: ModelTokenizer | None, bos: str, config: Mapping[str, 
 
 def by_name(models: Sequence[ServedModel]) -> dict[str, ServedModel]:
     return {name: model for model in models for name in model.names}
+
+
+def named(models: Mapping[str, ServedModel], name: str) -> ServedModel:
+    """The model that a client asks for. Raises a 404."""
+    model = models.get(name)
+    if model is None:
+        raise ApiError(
+            404,
+            f"The model {name!r} does not exist; GET /v1/models lists those that do.",
+            param="model",
+            code="model_not_found",
+        )
+    return model

@@ -7,7 +7,7 @@ from typing import Any
 from gateway.api.generate import Check, Translation, json_outputs, stop_reason, token_bytes
 from gateway.models import ServedModel
 from gateway.openai import sse
-from gateway.openai.errors import ApiError, bad_request
+from gateway.openai.errors import bad_request
 from gateway.openai.fields import CHAT
 from gateway.openai.schema import ChatRequest, Message, StreamOptions, parse_chat
 from gateway.output.answer import Answer, usage_of
@@ -19,6 +19,7 @@ from gateway.output.reasoning import MARKS
 from gateway.output.tools import FAMILIES
 from gateway.translate.after_reasoning import after_reasoning
 from gateway.translate.call_tag import call_tag
+from gateway.translate.prompt import ChatTemplate
 from gateway.translate.structured import Constraint
 from gateway.translate.tool_choice import ToolUse, calls_constraint, tool_use
 from gateway.triton.contract import Backend, Delta, ModelContract
@@ -41,12 +42,11 @@ class Chat:
     def translate(
         self, request: ChatRequest, model: ServedModel, contract: ModelContract, constraint: Constraint | None
     ) -> Translation:
-        if model.template is None:
-            raise ApiError(400, model.no_chat, param="model", code="model_without_chat_template")
+        template = model.chat_template()
         use = tool_use(request.tools, request.tool_choice, request.parallel_tool_calls)
         if use.tools and not use.is_bound:
-            _check_can_call(model)
-        prompt = model.template.render(
+            _check_can_call(model, template)
+        prompt = template.render(
             request.messages,
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
@@ -131,10 +131,10 @@ def _checks(use: ToolUse, of_text: Constraint | None, answer: Answer) -> list[Ch
     nothing."""
     if answer.parser is None:
         return [] if of_text is None else [Check(of_text, answer.text)]
-    message = answer.message
+    message, schemas = answer.message, use.schemas
     calls = [
         # A function that is not offered has no arguments that could be right.
-        Check(Constraint("json", use.schemas.get(call.name, False), "tools"), call.arguments, not use.is_bound)
+        Check(Constraint("json", schemas.get(call.name, False), "tools"), call.arguments, not use.is_bound)
         for call in message.calls
     ]
     # Of an answer that is bound to be calls, they leave no other text.
@@ -143,10 +143,9 @@ def _checks(use: ToolUse, of_text: Constraint | None, answer: Answer) -> list[Ch
     return [*calls, Check(of_text, message.content)]
 
 
-def _check_can_call(model: ServedModel) -> None:
+def _check_can_call(model: ServedModel, template: ChatTemplate) -> None:
     """What the model writes as a call would be taken for text: the client would wait for a call that never comes."""
-    assert model.template is not None
-    if not model.template.takes_tools:
+    if not template.takes_tools:
         raise bad_request(
             "The model's chat template shows no tools to the model; remove tools, or bind the answer with "
             "tool_choice required or one function.",

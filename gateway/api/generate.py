@@ -31,7 +31,7 @@ from gateway.api.http import (
 )
 from gateway.api.in_flight import InFlight
 from gateway.checker import Checker, NotValidated
-from gateway.models import ServedModel
+from gateway.models import ServedModel, named
 from gateway.openai import sse
 from gateway.openai.errors import ApiError, bad_request, unavailable
 from gateway.openai.fields import Field, judge_extras
@@ -39,7 +39,7 @@ from gateway.output.answer import Answer, usage
 from gateway.output.events import OutputParser
 from gateway.output.logprobs import TokenBytes
 from gateway.routing.instances import Instance
-from gateway.routing.policy import choose
+from gateway.routing.policy import choose, why_not_ready
 from gateway.settings import Settings
 from gateway.translate.sampling import for_choice, inputs, refuse_missing, sampling_parameters
 from gateway.translate.structured import FIELDS, Constraint, constraint_of
@@ -314,14 +314,9 @@ class GenerateRoute(Generic[_Request]):
     def _choose(self, model: ServedModel) -> Instance:
         instance = choose(self._instances, model.triton_model)
         if instance is None:
-            raise unavailable(self._why_not_ready(model))
+            reason = why_not_ready(self._instances, model.triton_model)
+            raise unavailable(f"The model {model.names[0]!r} is not ready: {reason}.")
         return instance
-
-    def _why_not_ready(self, model: ServedModel) -> str:
-        reasons = [i.reasons[model.triton_model] for i in self._instances if model.triton_model in i.reasons]
-        return (
-            f"The model {model.names[0]!r} is not ready: {reasons[0] if reasons else 'no Triton server answered yet'}."
-        )
 
     def _too_late(self) -> ApiError:
         return ApiError(
@@ -451,19 +446,6 @@ def token_bytes(model: ServedModel) -> TokenBytes:
 def stop_reason(answer: Answer) -> dict[str, Any]:
     """vLLM's member of a choice that says which stop string or token ended it."""
     return {} if answer.stop_reason is None else {"stop_reason": answer.stop_reason}
-
-
-def named(models: Mapping[str, ServedModel], name: str) -> ServedModel:
-    """The model that a client asks for. Raises a 404."""
-    model = models.get(name)
-    if model is None:
-        raise ApiError(
-            404,
-            f"The model {name!r} does not exist; GET /v1/models lists those that do.",
-            param="model",
-            code="model_not_found",
-        )
-    return model
 
 
 def bug() -> ApiError:

@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import orjson
 
-from gateway.api.generate import bug, named
+from gateway.api.generate import bug
 from gateway.api.http import ClientGone, Receive, Scope, Send, read_body, send_error, send_json, warning_headers
 from gateway.api.in_flight import InFlight
-from gateway.models import ServedModel
+from gateway.models import ServedModel, named
 from gateway.openai.errors import ApiError, bad_request
 from gateway.openai.fields import DETOKENIZE, TOKENIZE, judge_extras
 from gateway.openai.schema import TokenizeRequest, parse_detokenize, parse_tokenize
@@ -112,9 +112,7 @@ class Tokenization:
 
 
 def _rendered(request: TokenizeRequest, model: ServedModel, warnings: list[str]) -> str:
-    if model.template is None:
-        raise ApiError(400, model.no_chat, param="model", code="model_without_chat_template")
-    prompt = model.template.render(
+    prompt = model.chat_template().render(
         request.messages or [],
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=request.continue_final_message,

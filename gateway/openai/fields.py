@@ -80,7 +80,12 @@ _MAX_EXTRAS = 200
 
 _O, _V, _L = Origin.OPENAI, Origin.VLLM, Origin.LEGACY
 
-# What all generate requests share.
+# What all requests for an answer share: what is asked and how it comes back, and all the rest.
+_ASKED = (
+    _done("model", _O, "Chooses the model; the answer repeats it as it was asked."),
+    _done("stream", _O, "Server-sent events, ended by [DONE]."),
+    _done("stream_options", _O, "include_usage and continuous_usage_stats; include_obfuscation may be false."),
+)
 _GENERATE = (
     # The one constraint on the answer, whatever its name.
     _done("response_format", _O, "Becomes vLLM's structured_outputs, after a check that it will be enforced."),
@@ -166,10 +171,7 @@ _GENERATE = (
 
 _CHAT = (
     # What is asked, and how the answer comes back.
-    _done("model", _O, "Chooses the model; the answer repeats it as it was asked."),
     _done("messages", _O, "Rendered with the model's chat template: system, developer, user, assistant, tool; text."),
-    _done("stream", _O, "Server-sent events, ended by [DONE]."),
-    _done("stream_options", _O, "include_usage and continuous_usage_stats; include_obfuscation may be false."),
     _done("max_completion_tokens", _O, "Sent as max_tokens; absent: the rest of the context."),
     _done("max_tokens", _O, "The older name of max_completion_tokens."),
     _done("logprobs", _O, "Log probabilities of the sampled tokens, with the bytes of each."),
@@ -212,10 +214,7 @@ _CHAT = (
 
 _COMPLETION = (
     # What is asked, and how the answer comes back.
-    _done("model", _O, "Chooses the model; the answer repeats it as it was asked."),
     _done("prompt", _O, "A text, a list of texts, token ids, or a list of lists of them; each prompt has n choices."),
-    _done("stream", _O, "Server-sent events, ended by [DONE]."),
-    _done("stream_options", _O, "include_usage and continuous_usage_stats; include_obfuscation may be false."),
     _forwarded("max_tokens", _O, "16 unless set; 0 only with echo."),
     _forwarded("logprobs", _O, "Log probabilities of the sampled token and of so many best-ranked ones; -1: all."),
     _done("echo", _O, "The answer begins with the prompt; with logprobs the prompt's tokens have theirs too."),
@@ -257,8 +256,8 @@ def _table(*rows: Field) -> Mapping[str, Field]:
     return table
 
 
-CHAT: Mapping[str, Field] = _table(*_CHAT, *_GENERATE)
-COMPLETION: Mapping[str, Field] = _table(*_COMPLETION, *_GENERATE)
+CHAT: Mapping[str, Field] = _table(*_ASKED, *_CHAT, *_GENERATE)
+COMPLETION: Mapping[str, Field] = _table(*_ASKED, *_COMPLETION, *_GENERATE)
 TOKENIZE: Mapping[str, Field] = _table(*_TOKENIZE)
 DETOKENIZE: Mapping[str, Field] = _table(*_DETOKENIZE)
 

@@ -35,6 +35,7 @@ class _Stream:
     """
 
     kind: str
+    _nothing: bytes  # The member of a choice that adds no text.
 
     def __init__(self, answer_id: str, created: int, model: str, *, usage_last: bool, usage_always: bool) -> None:
         head = {"id": answer_id, "object": self.kind, "created": created, "model": model}
@@ -43,6 +44,11 @@ class _Stream:
         self.usage_always = usage_always
         self._usage_last = usage_last
         self._no_usage = b',"usage":null}\n\n' if self._usage_last else b"}\n\n"
+
+    def finish(self, index: int, reason: str, usage: Usage | None, members: Members = NONE) -> bytes:
+        """The last event of a choice."""
+        choice = b'%d,%s,"logprobs":null,"finish_reason":' % (index, self._nothing) + orjson.dumps(reason)
+        return self._choice + choice + _more(members) + b"}]" + self._tail(usage)
 
     def end(self, usage: Usage) -> bytes:
         """The usage, where it was asked for, and the end of the stream."""
@@ -56,6 +62,7 @@ class _Stream:
 
 class ChatStream(_Stream):
     kind = "chat.completion.chunk"
+    _nothing = b'"delta":{}'
 
     def role(self, index: int, usage: Usage | None, members: Members = NONE) -> bytes:
         """The first event of a choice; `members` are the answer's."""
@@ -70,6 +77,7 @@ class ChatStream(_Stream):
         logprobs: Sequence[Members] | None = None,
         members: Members = NONE,
     ) -> bytes:
+        """What nearly every event is: text, made with less than `delta` needs."""
         content = b'%d,"delta":{"content":' % index + orjson.dumps(text)
         shown = b'},"logprobs":null' if logprobs is None else b'},"logprobs":' + orjson.dumps(_content(logprobs))
         return self._choice + content + shown + _OPEN_END + _more(members) + b"}]" + self._tail(usage)
@@ -87,13 +95,10 @@ class ChatStream(_Stream):
         shown = b"null" if logprobs is None else orjson.dumps(_content(logprobs))
         return self._choice + choice + shown + _OPEN_END + _more(members) + b"}]" + self._tail(usage)
 
-    def finish(self, index: int, reason: str, usage: Usage | None, members: Members = NONE) -> bytes:
-        choice = b'%d,"delta":{},"logprobs":null,"finish_reason":' % index + orjson.dumps(reason)
-        return self._choice + choice + _more(members) + b"}]" + self._tail(usage)
-
 
 class CompletionStream(_Stream):
     kind = "text_completion"
+    _nothing = b'"text":""'
 
     def text(
         self, index: int, text: str, usage: Usage | None, logprobs: Members | None = None, members: Members = NONE
@@ -102,9 +107,6 @@ class CompletionStream(_Stream):
         content = b'%d,"text":' % index + orjson.dumps(text) + shown
         return self._choice + content + _OPEN_END + _more(members) + b"}]" + self._tail(usage)
 
-    def finish(self, index: int, reason: str, usage: Usage | None, members: Members = NONE) -> bytes:
-        choice = b'%d,"text":"","logprobs":null,"finish_reason":' % index + orjson.dumps(reason)
-        return self._choice + choice + _more(members) + b"}]" + self._tail(usage)
 
 
 def _more(members: Members) -> bytes:

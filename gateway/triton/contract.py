@@ -39,8 +39,9 @@ class GenerateRequest:
     """One generation, as it is asked of a backend.
 
     `sampling` holds `max_tokens`, None for the rest of the context; `constraint` is vLLM's
-    `structured_outputs` object; `inputs` are further inputs by name; `outputs` are the JSON outputs that are
-    wanted (of `JSON_OUTPUTS`); `request_id` stands in the backend's log.
+    `structured_outputs` object; `inputs` are further inputs by name; `outputs` are the outputs that are wanted
+    whose text is JSON: logprobs, and of our backend prompt_logprobs, token_ids, prompt_token_ids and stop_reason;
+    `request_id` stands in the backend's log.
     """
 
     prompt: str | list[int]
@@ -51,9 +52,6 @@ class GenerateRequest:
     outputs: tuple[str, ...] = ()
     request_id: str = ""
 
-
-JSON_OUTPUTS = ("logprobs", "prompt_logprobs", "token_ids", "prompt_token_ids", "stop_reason")
-"""Outputs whose text is JSON; each is asked for by `return_<name>`. The stock backend has the first alone."""
 
 _NO_OUTPUTS: Mapping[str, Any] = {}
 
