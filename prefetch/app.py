@@ -231,14 +231,13 @@ class Service:
     def _versions(self) -> list[dict[str, Any]]:
         return [
             {
-                "model": model,
-                "version": version,
+                "model": candidate.model,
+                "version": candidate.version,
                 "bytes": candidate.bytes,
                 "last_used": candidate.last_used,
                 "kept": candidate.kept,
             }
             for candidate in self._engine.candidates()
-            for model, _, version in [candidate.name.rpartition("@")]
         ]
 
     def _check_published(self, wanted: Version) -> None:

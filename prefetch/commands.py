@@ -80,9 +80,9 @@ def ls(arguments: Namespace, settings: Settings) -> int:
     """What is published."""
     rows = []
     for candidate in assemble.engine(settings).candidates():
-        model, _, version = candidate.name.rpartition("@")
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(candidate.last_used))
-        rows.append((model, version, space.text(candidate.bytes), used, candidate.kept or ""))
+        size = space.text(candidate.bytes)
+        rows.append((candidate.model, candidate.version, size, used, candidate.kept or ""))
     _table(("model", "version", "size", "last used", "kept"), rows)
     return 0
 
@@ -114,8 +114,7 @@ def gc(arguments: Namespace, settings: Settings) -> int:
         stale = engine.remove_stale_staging(settings.staging_seconds)
     verb = "would be removed" if arguments.dry_run else "removed"
     for candidate in candidates:
-        model, _, version = candidate.name.rpartition("@")
-        print(f"{model} {version} ({space.text(candidate.bytes)}) {verb}")
+        print(f"{candidate.model} {candidate.version} ({space.text(candidate.bytes)}) {verb}")
     for folder in stale:
         print(f"{folder} {verb}")
     if not candidates and not stale:

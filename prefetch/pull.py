@@ -199,7 +199,7 @@ class Engine:
             # Another machine may be removing it.
             with contextlib.suppress(FileNotFoundError):
                 used, kept = self.store.last_used(one), self._kept(one, loaded)
-                found.append(Candidate(one.name, _removable_bytes(one), used, kept))
+                found.append(Candidate(one.model, one.version, _removable_bytes(one), used, kept))
         return found
 
     def removable(self, needed: int = 0) -> list[Candidate]:
@@ -210,14 +210,14 @@ class Engine:
         """Remove it."""
         removed = self.removable(needed)
         for candidate in removed:
-            model, _, version = candidate.name.rpartition("@")
-            published = self.store.published(model, version)
+            published = self.store.published(candidate.model, candidate.version)
             # Another machine may be removing it too.
             if published:
                 with contextlib.suppress(FileNotFoundError):
                     self.store.remove(published)
             metrics.removed_total.inc()
-            _log.info("removed %s to make room", candidate.name, extra={"bytes": candidate.bytes})
+            extra = {"bytes": candidate.bytes}
+            _log.info("removed %s %s to make room", candidate.model, candidate.version, extra=extra)
         return removed
 
     def remove_stale_staging(self, older_than: float) -> list[Path]:

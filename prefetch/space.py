@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Candidate:
-    name: str  # model@version
+    model: str
+    version: str
     bytes: int
     last_used: float  # Unix time
     kept: str | None  # why it may not be removed

@@ -7,8 +7,8 @@
     <target>/.prefetch/leases/<name>/<holder>   a lease: JSON with the time at which it ends
     <target>/.prefetch/used/<name>        its time of change is when the version was used last
 
-A version counts as published when its READY.json is there. <name> is `<model>@<version>`, percent-encoded; a long one
-is cut and ends in its digest.
+A version counts as published when its READY.json is there. <name> is `<model>@<version>`, each percent-encoded; a long
+one is cut and ends in its digest.
 """
 
 import contextlib
@@ -39,10 +39,6 @@ class Published:
     version: str
     folder: Path
     ready: dict[str, Any]
-
-    @property
-    def name(self) -> str:
-        return f"{self.model}@{self.version}"
 
     @property
     def contents(self) -> dict[str, tuple[int, str]]:
@@ -192,11 +188,11 @@ def _ready_files(folder: Path) -> Iterator[Path]:
 
 
 def _name(model: str, version: str) -> str:
-    name = f"{model}@{version}"
-    quoted = quote(name, safe="@")
-    if len(quoted) <= _NAME_CHARACTERS:
-        return quoted
-    return f"{quoted[:100]}~{hashlib.sha256(name.encode()).hexdigest()}"
+    # Each for itself: both may hold "@".
+    name = f"{quote(model, safe='')}@{quote(version, safe='')}"
+    if len(name) <= _NAME_CHARACTERS:
+        return name
+    return f"{name[:100]}~{hashlib.sha256(name.encode()).hexdigest()}"
 
 
 def _write(file: Path, content: bytes) -> None:

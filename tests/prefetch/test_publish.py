@@ -88,7 +88,7 @@ def test_two_machines_do_the_same_job(model: Bucket, tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [published.name for published in engines[0].store.all()] == ["m@1"]
+    assert [(published.model, published.version) for published in engines[0].store.all()] == [("m", "1")]
     assert files_in(tmp_path / "target/m/1") == MODEL
     assert not list((tmp_path / "target" / ".staging").iterdir())
 
@@ -175,16 +175,16 @@ def test_the_entry_is_written_and_loaded(model: Bucket, template: Path, tmp_path
         assert json.loads((entry / "1" / "model.json").read_text())["model"] == str(published.folder.with_name("2"))
         # What Triton has loaded is kept, also when `current` names another.
         publish.set_current(engine.store, "acme/m", "1", time.time() + 9)
-        assert {one.name: one.kept for one in engine.candidates()} == {
-            "acme/m@1": "current",
-            "acme/m@2": f"loaded in Triton at {triton.url}",
+        assert {(one.model, one.version): one.kept for one in engine.candidates()} == {
+            ("acme/m", "1"): "current",
+            ("acme/m", "2"): f"loaded in Triton at {triton.url}",
         }
         with pytest.raises(JobError, match="cannot load other: failed to load 'other', failed to poll"):
             run(engine, model.source, model="other")
         assert not (repository / "other").exists()
     # A Triton that does not answer may have it loaded.
-    kept = {one.name: one.kept for one in engine.candidates()}
-    assert kept["acme/m@2"] == f"Triton at {triton.url} does not say what it has loaded"
+    kept = {(one.model, one.version): one.kept for one in engine.candidates()}
+    assert kept["acme/m", "2"] == f"Triton at {triton.url} does not say what it has loaded"
     with pytest.raises(JobError, match="cannot be asked to load acme--m"):
         run(engine, model.source, model="acme/m", version="3")
     # The entry is as it was.

@@ -4,6 +4,7 @@ import base64
 import json
 import struct
 import zlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from prefetch import safetensors
 from prefetch.checksums import ALGORITHMS, expected
 from prefetch.journal import replay
 from prefetch.plan import part_bounds
+from prefetch.pull import Engine, EngineConfig
 from prefetch.space import Candidate, Policy, Usage, fits, to_remove
 
 
@@ -155,7 +157,8 @@ GIB = 1024**3
 
 
 def _candidate(name: str, used: float, size: int = 10 * GIB, kept: str | None = None) -> Candidate:
-    return Candidate(name, size, used, kept)
+    model, version = name.split("@")
+    return Candidate(model, version, size, used, kept)
 
 
 ALL = [
@@ -168,7 +171,7 @@ ALL = [
 
 
 def _names(usage: Usage, needed: int = 0) -> list[str]:
-    return [one.name for one in to_remove(usage, ALL, Policy(0.9, 0.8, 2 * GIB), needed)]
+    return [f"{one.model}@{one.version}" for one in to_remove(usage, ALL, Policy(0.9, 0.8, 2 * GIB), needed)]
 
 
 def test_least_recently_used_goes_first_down_to_the_low_watermark() -> None:
@@ -189,3 +192,21 @@ def test_for_a_job() -> None:
 def test_the_reserve() -> None:
     assert fits(Usage(100, 50), 40, Policy(reserve_bytes=10))
     assert not fits(Usage(100, 50), 41, Policy(reserve_bytes=10))
+
+
+def test_names_that_hold_an_at_sign(tmp_path: Path) -> None:
+    """Two versions whose names are the same when they are joined with "@": one is pinned, the other removed."""
+    policy = Policy(high=0, low=0, reserve_bytes=0)
+    engine = Engine(EngineConfig(tmp_path / "target", tmp_path / "state", policy=policy))
+    names = [("m", "1@x"), ("m@1", "x")]
+    for model, version in names:
+        folder = engine.store.folder(model, version)
+        folder.mkdir(parents=True)
+        (folder / "w").write_bytes(b"weights")
+        (folder / "READY.json").write_text(json.dumps({"files": {"w": {"size": 7}}}))
+    engine.store.pin("m", "1@x")
+    assert {(one.model, one.version): one.kept for one in engine.candidates()} == dict(
+        zip(names, ("pinned", None), strict=True)
+    )
+    assert [(one.model, one.version) for one in engine.make_room()] == [("m@1", "x")]
+    assert [(one.model, one.version) for one in engine.store.all()] == [("m", "1@x")]
