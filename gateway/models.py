@@ -19,10 +19,10 @@ from gateway.output.parsers import OutputFormat, recognise
 from gateway.output.tools import FAMILIES
 from gateway.repository import EngineArguments, checked_name, vllm_models
 from gateway.settings import NO_PARSER, ModelSettings, Settings
-from gateway.settings_error import SettingsError, mistake, shown
 from gateway.tokenizer import ModelTokenizer
 from gateway.translate.prompt import ChatTemplate
 from gateway.translate.sampling import model_defaults
+from service_base.errors import SettingsError, mistake, shown
 
 _log = logging.getLogger(__name__)
 

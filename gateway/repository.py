@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gateway.files import entries, is_folder, read_json, read_text
 from gateway.settings import GrammarBackend, ModelSettings
-from gateway.settings_error import SettingsError, mistake
+from service_base.errors import SettingsError, mistake
 
 _VLLM = re.compile(r"""^[^#\n]*\bbackend\s*:\s*["']vllm["']""", re.MULTILINE)
 # Triton ignores other names of version folders, those with a leading zero too.

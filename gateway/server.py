@@ -1,14 +1,8 @@
-"""uvicorn, with what it leaves open: requests to upgrade to HTTP/2, heads without end, exit codes."""
+"""How the gateway reads HTTP/1.1, with what uvicorn leaves open: requests to upgrade to HTTP/2, heads without end."""
 
-import contextlib
 import re
-import signal
-import socket
 
-import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
-from gateway.settings import Settings
 
 # A proxy's limit is 8 to 16 KiB as a rule; requests here carry nothing of note in their heads.
 MAX_HEAD_BYTES = 64 * 1024
@@ -16,7 +10,7 @@ _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close
 _H2C = re.compile(rb"\r\nupgrade:[ \t]*h2c[ \t]*(?=\r\n)", re.IGNORECASE)
 
 
-class _Protocol(HttpToolsProtocol):
+class Protocol(HttpToolsProtocol):
     """Clients such as Java's ask for HTTP/2 over plain TCP on every request. A server may ignore that, but httptools
     stops parsing there and the body is lost; so the header is taken out of the head."""
 
@@ -42,23 +36,3 @@ class _Protocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         super().on_headers_complete()
-
-
-def serve(app: object, listener: socket.socket, settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT, then let running streams finish for `shutdown_timeout` seconds."""
-    config = uvicorn.Config(
-        app,  # type: ignore[arg-type]
-        http=_Protocol,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        # Longer than the usual 60 s of proxies and SDK pools, so that the client's side closes first.
-        timeout_keep_alive=75,
-        # Without it one open stream would keep the process alive for ever after SIGTERM.
-        timeout_graceful_shutdown=settings.shutdown_timeout,
-        lifespan="on",
-    )
-    # uvicorn raises the signal once more when it is done: an orderly end is exit code 0.
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    with contextlib.suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run(sockets=[listener])

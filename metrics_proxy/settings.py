@@ -3,41 +3,25 @@ order of precedence. A wrong setting is one sentence that names it (`SettingsErr
 """
 
 import argparse
-import json
-import os
 import re
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, Self, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    TypeAdapter,
-    ValidationError,
-    model_validator,
-)
-from pydantic_settings import (
-    BaseSettings,
-    InitSettingsSource,
-    NoDecode,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_settings import NoDecode, SettingsConfigDict
 
-from metrics_proxy.addresses import check_host, check_url
-from metrics_proxy.environment import PREFIX, check_variables, is_service_url, variable
-from metrics_proxy.settings_error import SettingsError as SettingsError
-from metrics_proxy.settings_error import mistake, shown
-from metrics_proxy.yaml_file import read_yaml
+from service_base.addresses import PATH_CHARACTERS, check_url
+from service_base.errors import shown
+from service_base.flags import Flag, Parser, add_flags
+from service_base.settings import ServiceSettings, read
+from service_base.types import Bytes, Count, FolderPath, FromJson, Host, LogLevel, Port, Seconds, from_json
 
 _METRIC_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 _SOURCE_NAME = re.compile(r"[\w.:/-]+", re.ASCII)
 _OF_SAMPLES = ("le", "quantile")
+# The query's characters are those of RFC 3986, section 3.4, and brackets, which Prometheus' match[] has.
+_PAGE = re.compile(rf"/[{PATH_CHARACTERS}]*(\?[{PATH_CHARACTERS}@?\[\]]*)?", re.ASCII)
 
 
 def _is_metric_name(name: str) -> str:
@@ -58,17 +42,14 @@ def _is_source_name(name: str) -> str:
     return name
 
 
-def _is_path(value: Any) -> Any:
-    # An empty path would be the current folder.
-    if not isinstance(value, str | Path) or not str(value).strip() or "\0" in str(value):
-        raise ValueError(f"it must be the path of a folder (got {shown(value)})")
-    return value
+def _is_page(url: str) -> str:
+    return check_url(url, _PAGE, "the URL of a page such as http://127.0.0.1:8002/metrics")
 
 
 def _sources(value: Any) -> Any:
     """Flags are a list of texts, the variable is JSON or one short form."""
     if isinstance(value, str):
-        value = _json(value) if value.lstrip().startswith("[") else [value]
+        value = from_json(value) if value.lstrip().startswith("[") else [value]
     if isinstance(value, list):
         return [_source(entry) if isinstance(entry, str) else entry for entry in value]
     return value
@@ -76,40 +57,11 @@ def _sources(value: Any) -> Any:
 
 def _source(text: str) -> Any:
     if text.lstrip().startswith("{"):
-        return _json(text)
+        return from_json(text)
     kind, equals, address = text.partition("=")
     if not equals:
         raise ValueError(f"{shown(text)} is neither KIND=ADDRESS nor a JSON object")
     return {"kind": kind, "path" if kind == "directory" else "url": address}
-
-
-def _policies(value: Any) -> Any:
-    return _json(value) if isinstance(value, str) else value
-
-
-def _json(text: str) -> Any:
-    try:
-        return json.loads(text, object_pairs_hook=_each_key_once)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"it is not valid JSON: {error}") from None
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-
-
-def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError(f"a key stands twice in {shown(pairs)}")
-    return found
-
-
-def _no_service_url(value: Any) -> Any:
-    if isinstance(value, str) and is_service_url(value):
-        raise ValueError(
-            f"{shown(value)} is what Kubernetes injects for a Service named 'metrics-proxy'; set enableServiceLinks: "
-            "false in the pod's spec, set METRICS_PROXY_PORT in the container's env, or give --port"
-        )
-    return value
 
 
 LabelName = Annotated[str, AfterValidator(_is_label_name)]
@@ -125,10 +77,8 @@ class SourceSettings(BaseModel):
     kind: Literal["triton", "directory", "exporter"] = Field(
         description="Triton's page; vLLM's Prometheus multiprocess directory; any other page"
     )
-    url: Annotated[str, AfterValidator(check_url)] | None = Field(None, description="of triton and exporter")
-    path: Annotated[Path, Field(strict=False), BeforeValidator(_is_path)] | None = Field(
-        None, description="of a directory"
-    )
+    url: Annotated[str, AfterValidator(_is_page)] | None = Field(None, description="of triton and exporter")
+    path: FolderPath | None = Field(None, description="of a directory")
     name: SourceName | None = Field(None, description="what the source is called; its kind unless set")
     labels: dict[LabelName, str] = Field(default={}, description="added to every sample of this source")
     shared_pid_namespace: bool = Field(
@@ -163,31 +113,36 @@ class PolicySettings(BaseModel):
 _DEFAULT_SOURCES = [SourceSettings(kind="triton", url="http://127.0.0.1:8002/metrics")]
 
 
-class Settings(BaseSettings):
-    """Field descriptions are the help texts of the flags."""
+class Settings(ServiceSettings):
+    model_config = SettingsConfigDict(env_prefix="METRICS_PROXY_")
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True)
+    help_command: ClassVar[str] = "python -m metrics_proxy --help"
 
-    host: Annotated[str, AfterValidator(check_host)] = Field("127.0.0.1", description="address to listen on")
-    port: Annotated[int, BeforeValidator(_no_service_url)] = Field(
-        9401, ge=0, le=65535, description="port to listen on; 0 takes a free one"
-    )
-    sources: Annotated[list[SourceSettings], NoDecode, BeforeValidator(_sources)] = Field(
+    host: Host = Field("127.0.0.1", description="address to listen on")
+    port: Port = Field(9401, description="port to listen on; 0 takes a free one")
+    sources: Annotated[
+        list[SourceSettings],
+        NoDecode,
+        BeforeValidator(_sources),
+        Flag("KIND=ADDRESS", name="source", default=f"triton={_DEFAULT_SOURCES[0].url}"),
+    ] = Field(
         default=_DEFAULT_SOURCES,
         min_length=1,
         description="triton=URL, directory=PATH, exporter=URL, or a JSON object; may be repeated",
     )
-    policies: Annotated[dict[MetricName, PolicySettings], NoDecode, BeforeValidator(_policies)] = Field(
+    policies: FromJson[dict[MetricName, PolicySettings]] = Field(
         default={}, description="by family, as JSON: prefer, rename or relabel where sources collide"
     )
-    source_timeout: float = Field(5, gt=0, allow_inf_nan=False, description="seconds a source may take")
-    max_body_bytes: int = Field(16 * 1024 * 1024, ge=1024, description="largest page, also unpacked, and largest file")
-    max_samples: int = Field(100_000, ge=1, description="most samples of a source")
-    compact_after: int = Field(
+    source_timeout: Seconds = Field(5, description="seconds a source may take")
+    max_body_bytes: Bytes = Field(
+        16 * 1024 * 1024, ge=1024, description="largest page, also unpacked, and largest file"
+    )
+    max_samples: Count = Field(100_000, description="most samples of a source")
+    compact_after: Annotated[int, Flag("FILES")] = Field(
         100, ge=0, description="files of dead processes that are put together in one; 0 leaves directories as they are"
     )
     fail_when_down: bool = Field(False, description="answer 503 when a source is down, instead of 200 without it")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="what is logged")
+    log_level: LogLevel = Field("info", description="what is logged")
 
     @model_validator(mode="after")
     def _names_are_known(self) -> Self:
@@ -214,112 +169,20 @@ class Settings(BaseSettings):
             names.append(name)
         return names
 
-    def effective(self) -> dict[str, Any]:
-        """For the log at start. There are no secrets in these settings."""
-        return self.model_dump(mode="json", exclude_defaults=False)
-
-
-class _Flags(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise SettingsError(f"{message[0].upper()}{message[1:]}; `python -m metrics_proxy --help` lists all settings.")
-
-
-_METAVARS = {
-    "host": "ADDRESS",
-    "port": "PORT",
-    "policies": "JSON",
-    "source_timeout": "SECONDS",
-    "max_body_bytes": "BYTES",
-    "max_samples": "COUNT",
-    "compact_after": "FILES",
-}
-
 
 def parser() -> argparse.ArgumentParser:
-    """One flag per setting."""
-    flags = _Flags(
+    """One flag per setting, and --config."""
+    flags = Parser(
         prog="python -m metrics_proxy",
         description="One /metrics that merges Triton's page with vLLM's Prometheus multiprocess files. "
         "`python -m metrics_proxy clean [DIR]` empties a multiprocess directory.",
-        epilog="Every flag is also an environment variable (METRICS_PROXY_PORT; METRICS_PROXY_SOURCES is JSON) and, "
-        "but for --config, a key of the YAML file (port, sources). Flags win over the environment, the environment "
-        "over the file.",
+        epilog=Settings.epilog("METRICS_PROXY_SOURCES is JSON"),
         allow_abbrev=False,
     )
-    flags.add_argument("--config", metavar="FILE", help="YAML file with settings")
-    for name, field in Settings.model_fields.items():
-        options: dict[str, Any] = {"dest": name, "help": _help(name), "default": None}
-        flag = name
-        if field.annotation is bool:
-            options["action"] = argparse.BooleanOptionalAction
-        elif name == "sources":
-            flag = "source"
-            options |= {"action": "append", "metavar": "KIND=ADDRESS"}
-        elif get_origin(field.annotation) is Literal:
-            options["metavar"] = "{" + ",".join(get_args(field.annotation)) + "}"
-        else:
-            options["metavar"] = _METAVARS[name]
-        flags.add_argument("--" + flag.replace("_", "-"), **options)
+    add_flags(flags, Settings)
     return flags
-
-
-def _help(name: str) -> str:
-    field = Settings.model_fields[name]
-    default = field.default
-    if name == "sources":
-        default = f"triton={_DEFAULT_SOURCES[0].url}"
-    said = "" if default is None or default == {} or default is False else f" (default: {default})"
-    return f"{field.description}{said}"
 
 
 def load(arguments: Sequence[str] | None = None) -> Settings:
     """Read all sources. Raises `SettingsError`."""
-    flags = {name: value for name, value in vars(parser().parse_args(arguments)).items() if value is not None}
-    check_variables(os.environ, {"config", *Settings.model_fields})
-    config = flags.pop("config", os.environ.get(variable("config")))
-    if config is not None and not config.strip():
-        raise SettingsError("The setting 'config' is wrong: give the path of a YAML file, or leave it out.")
-    from_file = _from_file(Path(config)) if config else {}
-
-    class Layered(Settings):
-        @classmethod
-        def settings_customise_sources(
-            cls,
-            settings_cls: type[BaseSettings],
-            init_settings: PydanticBaseSettingsSource,
-            env_settings: PydanticBaseSettingsSource,
-            dotenv_settings: PydanticBaseSettingsSource,
-            file_secret_settings: PydanticBaseSettingsSource,
-        ) -> tuple[PydanticBaseSettingsSource, ...]:
-            return init_settings, env_settings, InitSettingsSource(settings_cls, init_kwargs=from_file)
-
-    try:
-        return Layered(**flags)
-    except ValidationError as error:
-        place, what = mistake(error)
-        if not place:
-            raise SettingsError(f"The settings contradict each other: {what}.") from None
-        name = place.partition("[")[0].partition(".")[0]
-        flag = "--source" if name == "sources" else f"--{name.replace('_', '-')}"
-        raise SettingsError(
-            f"The setting {place!r} ({flag if name in flags else variable(name)}) is wrong: {what}."
-        ) from None
-
-
-def _from_file(file: Path) -> dict[str, Any]:
-    """The file's settings, checked: a flag or variable is text and is converted, but in the file a value has a
-    type, and a wrong one is a slip (`port: true` would be 1)."""
-    content = read_yaml(file)
-    for name, value in content.items():
-        field = Settings.model_fields.get(name)
-        if field is None:
-            raise SettingsError(
-                f"The setting {name!r} ({file}) does not exist; `python -m metrics_proxy --help` lists all."
-            )
-        kind: TypeAdapter[Any] = TypeAdapter(field.rebuild_annotation(), config=ConfigDict(strict=True))
-        try:
-            kind.validate_python(value)
-        except ValidationError as error:
-            place, what = mistake(error, name)
-            raise SettingsError(f"The setting {place!r} ({file}) is wrong: {what}.") from None
-    return content
+    return read(Settings, vars(parser().parse_args(arguments)))

@@ -4,10 +4,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from prefetch.errors import JobError
-from prefetch.settings import SECRETS, Settings, SettingsError, add_flags, load
+from prefetch.settings import SECRETS, Settings, load
+from service_base.errors import SettingsError
+from service_base.flags import Parser, add_flags
 
 _PLACE = ("target", "state")
 _COPYING = (
@@ -24,30 +25,25 @@ _COPYING = (
 _TRITON = ("triton", "triton_repository", "triton_template", "triton_load_timeout")
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise SettingsError(f"{message[0].upper()}{message[1:]}; `{self.prog} --help` shows what can be given.")
-
-
 def parser() -> argparse.ArgumentParser:
     epilog = (
-        "Every setting is a flag of the commands that it concerns, an environment variable (PREFETCH_TARGET; a "
-        "comma-separated list where it may be repeated) and a key of the YAML file given with --config (target). Flags "
-        "win over the environment, the environment over the file. Secrets (" + ", ".join(SECRETS) + ") have no flags, "
-        "since everybody on the machine can read those. S3 credentials come from where AWS's SDKs find them."
+        "A command has the flags of the settings that it concerns. "
+        + Settings.epilog("a comma-separated list where it may be repeated")
+        + f" Secrets ({', '.join(SECRETS)}) have no flags, since everybody on the machine can read those. S3 "
+        "credentials come from where AWS's SDKs find them."
     )
-    top = _Parser(
+    top = Parser(
         prog="python -m prefetch",
         description="Copies the weights of announced models from S3 to a shared file system, verified and published "
         "whole, before anyone deploys them.",
         epilog=epilog,
         allow_abbrev=False,
     )
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
 
     def command(name: str, help_text: str, settings: Sequence[str]) -> argparse.ArgumentParser:
         made = commands.add_parser(name, help=help_text, description=f"{help_text}.", epilog=epilog, allow_abbrev=False)
-        add_flags(made, settings)
+        add_flags(made, Settings, settings)
         return made
 
     command(

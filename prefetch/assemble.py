@@ -6,10 +6,11 @@ from prefetch.copy import CopySettings
 from prefetch.hydrate import Association
 from prefetch.pull import Engine, EngineConfig
 from prefetch.s3 import S3Config
-from prefetch.settings import Settings, SettingsError
+from prefetch.settings import Settings
 from prefetch.source import Source
 from prefetch.space import Policy
 from prefetch.triton import TritonConfig
+from service_base.errors import SettingsError
 
 
 def target(settings: Settings) -> Path:

@@ -17,16 +17,17 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from prefetch import assemble, space, strict_json
+from prefetch import assemble, space
 from prefetch.announcement import Announcement, Manifest
 from prefetch.errors import Cancelled, JobError
-from prefetch.files import read_text
 from prefetch.progress import Progress
-from prefetch.settings import Settings, SettingsError
-from prefetch.settings_error import mistake
+from prefetch.settings import Settings
 from prefetch.source import Source
 from prefetch.store import Published, Store
 from prefetch.verify import problems
+from service_base import strict_json
+from service_base.errors import SettingsError, mistake
+from service_base.files import read_text
 
 # As a shell shows an end by SIGINT.
 _INTERRUPTED = 130

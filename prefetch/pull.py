@@ -19,7 +19,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from prefetch import disk, lustre, metrics, publish, space, strict_json, verify
+from prefetch import disk, lustre, metrics, publish, space, verify
 from prefetch.announcement import Announcement, Manifest
 from prefetch.checksums import ALGORITHMS
 from prefetch.copy import Copier, CopySettings, retrying, sentence
@@ -30,10 +30,11 @@ from prefetch.limits import Limits
 from prefetch.plan import Plan, make_plan
 from prefetch.progress import Progress
 from prefetch.s3 import S3, S3Config, S3Error
-from prefetch.settings_error import mistake
 from prefetch.space import Candidate, Policy, Usage
 from prefetch.store import Published, Store, remove_tree
 from prefetch.triton import Triton, TritonConfig
+from service_base import strict_json
+from service_base.errors import mistake
 
 _log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ gap. `__metadata__` maps text to text.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from prefetch import strict_json
+from service_base import strict_json
 
 # The library refuses a larger header (MAX_HEADER_SIZE).
 _MAX_HEADER_BYTES = 100_000_000

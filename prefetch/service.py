@@ -2,16 +2,18 @@
 
 import logging
 
-from prefetch import assemble, logs
+from prefetch import assemble
 from prefetch.adapters.outcome import Trust
 from prefetch.app import Service
 from prefetch.errors import JobError
 from prefetch.jobs import Jobs
-from prefetch.server import listen, serve
-from prefetch.settings import Settings, SettingsError
+from prefetch.settings import Settings
 from prefetch.source import Source
 from prefetch.sqs import Queue
 from prefetch.worker import Worker
+from service_base import logs
+from service_base.errors import SettingsError
+from service_base.server import listen, log_start, serve
 
 
 def run(settings: Settings) -> int:
@@ -42,11 +44,9 @@ def run(settings: Settings) -> int:
     # What these say of each request at INFO and below is no news of ours.
     for name in ("botocore", "boto3", "urllib3"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    log = logging.getLogger("prefetch")
-    host, port = listener.getsockname()[:2]
-    log.info("effective settings", extra={"settings": settings.effective()})
-    log.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
-    serve(service, listener, settings.shutdown_timeout)
+    log_start(logging.getLogger("prefetch"), listener, settings.effective())
+    # httptools loses the body of a request that asks for HTTP/2 besides, as Java's clients do; h11 does not.
+    serve(service.app, listener, settings.shutdown_timeout, http="h11", at_signal=service.stop_streams)
     return 0
 
 

@@ -12,10 +12,12 @@ from collections.abc import Sequence
 
 import orjson
 
-from gateway import logs
 from gateway.check.report import LEGEND, as_json, table
 from gateway.check.run import ModelReport, check_triton
-from gateway.settings import Settings, SettingsError, parser, read
+from gateway.settings import Settings, parser
+from service_base import logs
+from service_base.errors import SettingsError
+from service_base.settings import read
 
 _DESCRIPTION = (
     "Checks what works at each Triton of the settings: sends requests for a few tokens through the gateway's own code, "
@@ -33,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
         given = flags.parse_args(arguments)
         prints_json: bool = given.json
         del given.json
-        settings = read(given)
+        settings = read(Settings, vars(given))
         logs.configure("error")
         reports = asyncio.run(_check(settings, prints_tables=not prints_json))
     except SettingsError as error:

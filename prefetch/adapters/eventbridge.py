@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from prefetch import strict_json
 from prefetch.adapters.outcome import Announced, Event, Ignored, Outcome, Refused, announcement, parse
 from prefetch.source import Source, allowing
+from service_base import strict_json
 
 
 class _What(Event):

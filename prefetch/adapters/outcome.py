@@ -6,10 +6,10 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from prefetch import strict_json
 from prefetch.announcement import Announcement
-from prefetch.settings_error import mistake
 from prefetch.source import Source
+from service_base import strict_json
+from service_base.errors import mistake
 
 _Model = TypeVar("_Model", bound=BaseModel)
 

@@ -14,7 +14,8 @@ import pytest
 from tokenizers import Tokenizer, models, processors
 
 from gateway.models import ServedModel, served_models
-from gateway.settings import SettingsError, load
+from gateway.settings import load
+from service_base.errors import SettingsError
 
 ROOT = Path(__file__).parents[3]
 

@@ -7,7 +7,7 @@ from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from prefetch.settings_error import shown
+from service_base.errors import shown
 
 _Model = TypeVar("_Model", bound=BaseModel)
 

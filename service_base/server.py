@@ -1,0 +1,77 @@
+"""The listening socket, and uvicorn with what it leaves open: streams that must end on SIGTERM, an orderly end."""
+
+import asyncio
+import contextlib
+import errno
+import logging
+import signal
+import socket
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Literal
+
+import uvicorn
+
+from service_base.errors import SettingsError
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, at_signal: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._at_signal = at_signal
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._at_signal()
+        super().handle_exit(sig, frame)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Raises `SettingsError`."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise SettingsError(f"The port {port} is taken; free it or give another --port.") from None
+        raise SettingsError(
+            f"Cannot listen on {host}:{port}: {error.strerror}; give another --port or --host."
+        ) from None
+    listener.listen(2048)
+    listener.set_inheritable(True)
+    return listener
+
+
+def log_start(log: logging.Logger, listener: socket.socket, effective: dict[str, Any]) -> None:
+    """The settings without secrets, and the port that was taken for 0."""
+    host, port = listener.getsockname()[:2]
+    log.info("effective settings", extra={"settings": effective})
+    log.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+
+
+def serve(
+    app: Any,
+    listener: socket.socket,
+    drain_seconds: int,
+    *,
+    http: type[asyncio.Protocol] | Literal["auto", "h11"] = "auto",
+    at_signal: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve until SIGTERM or SIGINT, then let running requests finish for `drain_seconds`. `at_signal` runs first."""
+    config = uvicorn.Config(
+        app,
+        http=http,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        # Longer than the usual 60 s of proxies, SDK pools and scrapers, so that the client's side closes first.
+        timeout_keep_alive=75,
+        # Without it one client that does not read would keep the process alive for ever after SIGTERM.
+        timeout_graceful_shutdown=drain_seconds,
+        lifespan="on",
+    )
+    # uvicorn raises the signal once more when it is done: an orderly end is exit code 0.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    with contextlib.suppress(KeyboardInterrupt):
+        _Server(config, at_signal).run(sockets=[listener])
