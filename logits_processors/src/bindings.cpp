@@ -1,7 +1,263 @@
-// What Python sees of the C++: the conversions between Python's objects and the types of the other files, no logic.
+// What Python sees of the C++: the conversions between Python's objects and the types of the other files, no logic but
+// the reading of output lists, which are Python's.
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "batch.hpp"
+#include "catalog_builder.hpp"
+#include "catalog_store.hpp"
 
 namespace nb = nanobind;
 
-NB_MODULE(_native, module) { module.doc() = "The native part of logits_processors."; }
+namespace constraints {
+
+namespace {
+
+/// Deeper than any constraint's arguments.
+constexpr int kDeepest = 4;
+
+Value value_of(nb::handle object, int depth = 0) {
+    const Value other{Value::Other{nb::cast<std::string>(nb::str(object.type().attr("__name__")))}};
+    if (nb::isinstance<nb::bool_>(object)) return {nb::cast<bool>(object)};
+    if (nb::isinstance<nb::int_>(object)) {
+        int overflow = 0;
+        const long long number = PyLong_AsLongLongAndOverflow(object.ptr(), &overflow);
+        return overflow != 0 ? other : Value{std::int64_t{number}};
+    }
+    if (nb::isinstance<nb::str>(object)) {
+        Py_ssize_t size = 0;
+        const char* text = PyUnicode_AsUTF8AndSize(object.ptr(), &size);
+        // Half of a surrogate pair, which JSON can write: no text.
+        if (text == nullptr) PyErr_Clear();
+        return text == nullptr ? other : Value{std::string(text, static_cast<std::size_t>(size))};
+    }
+    if (nb::isinstance<nb::dict>(object) && depth < kDeepest) {
+        Object members;
+        for (const auto& [key, member] : nb::borrow<nb::dict>(object)) {
+            const Value name = value_of(key, kDeepest);
+            const auto* text = std::get_if<std::string>(&name.content);
+            members[text == nullptr ? "?" : *text] = value_of(member, depth + 1);
+        }
+        return {std::move(members)};
+    }
+    return other;
+}
+
+Fingerprint fingerprint_of(const nb::bytes& bytes) {
+    Fingerprint fingerprint;
+    if (bytes.size() != fingerprint.size()) throw nb::value_error("a fingerprint has 32 bytes");
+    std::copy_n(reinterpret_cast<const std::uint8_t*>(bytes.c_str()), fingerprint.size(), fingerprint.begin());
+    return fingerprint;
+}
+
+nb::bytes bytes_of(const Fingerprint& fingerprint) { return nb::bytes(fingerprint.data(), fingerprint.size()); }
+
+/// A token as it stands in an output list: -1 is the place of one that is not known yet.
+std::optional<Token> token_at(PyObject* list, Py_ssize_t index) {
+    const long token = PyLong_AsLong(PyList_GET_ITEM(list, index));
+    if (token == -1 && PyErr_Occurred()) throw nb::python_error();
+    if (token < 0) return std::nullopt;
+    return static_cast<Token>(token);
+}
+
+/// A machine on its way into a batch.
+struct Prepared {
+    std::unique_ptr<Machine> machine;
+    std::vector<Token> ends;
+};
+
+/// Allows nothing but the end.
+class OnlyEnd final : public Machine {
+  public:
+    void reset() override {}
+    void advance(Token) override {}
+    void mask(MaskRow& row) const override { row.forbid_all(); }
+};
+
+/// What the constraints of one engine are made with.
+class Constraints {
+  public:
+    Constraints(std::optional<std::string> folder, const nb::bytes& fingerprint, nb::callable encode)
+        : catalogs_(std::move(folder), fingerprint_of(fingerprint)), encode_(std::move(encode)) {}
+
+    Prepared make(nb::handle constraints, std::vector<Token> ends) {
+        const auto encode = [this](const std::string& text) { return nb::cast<std::vector<Token>>(encode_(text)); };
+        auto machine = make_machine(value_of(constraints), Setting{catalogs_, encode, ends});
+        return {std::move(machine), std::move(ends)};
+    }
+
+  private:
+    CatalogStore catalogs_;
+    nb::callable encode_;
+};
+
+/// A batch together with the output lists of its rows.
+class ListBatch {
+  public:
+    ListBatch(std::uint32_t vocabulary, std::size_t capacity, unsigned threads, std::uintptr_t memory)
+        : batch(vocabulary, capacity, threads, reinterpret_cast<std::uint32_t*>(memory)), lists_(capacity) {}
+
+    void put(std::size_t row, Prepared* prepared, nb::list output) {
+        forget(row);
+        if (prepared == nullptr) {
+            batch.remove(row);
+        } else if (const auto place = batch.put(row, std::move(prepared->machine), std::move(prepared->ends))) {
+            lists_[*place] = std::move(output);
+        }
+    }
+
+    void remove(std::size_t row) {
+        forget(row);
+        batch.remove(row);
+    }
+
+    void move(std::size_t from, std::size_t to) {
+        if (from != to) forget(to);
+        batch.move(from, to);
+    }
+
+    /// Reads the lists. Whether every token in them is known.
+    bool read() {
+        bool is_known = true;
+        for (const auto& [row, place] : batch.constrained()) is_known &= read_list(place);
+        return is_known;
+    }
+
+    Batch batch;
+
+  private:
+    /// An engine changes a list at its end only, or gives another one; so far back is looked for a change.
+    static constexpr Py_ssize_t kWindow = 1024;
+
+    void forget(std::size_t row) {
+        if (const auto place = batch.place_of(row)) lists_[*place].reset();
+    }
+
+    bool read_list(std::size_t place) {
+        PyObject* list = lists_[place].ptr();
+        const auto known = batch.output(place);
+        const Py_ssize_t size = PyList_GET_SIZE(list);
+        const Py_ssize_t common = std::min(size, static_cast<Py_ssize_t>(known.size()));
+        const auto first_change = [&](Py_ssize_t begin) {
+            while (begin < common && token_at(list, begin) == known[static_cast<std::size_t>(begin)]) ++begin;
+            return begin;
+        };
+        const Py_ssize_t begin = std::max<Py_ssize_t>(0, common - kWindow);
+        Py_ssize_t kept = first_change(begin);
+        if (kept == begin && kept < common) kept = first_change(0);
+        added_.clear();
+        Py_ssize_t index = kept;
+        for (; index < size; ++index) {
+            const auto token = token_at(list, index);
+            if (!token) break;
+            added_.push_back(*token);
+        }
+        batch.set_output(place, static_cast<std::size_t>(kept), added_);
+        return index == size;
+    }
+
+    std::vector<nb::object> lists_;
+    std::vector<Token> added_;
+};
+
+Element element_of(const std::string& name) {
+    if (name == "float32") return Element::float32;
+    if (name == "bfloat16") return Element::bfloat16;
+    if (name == "float16") return Element::float16;
+    throw nb::value_error("logits must be float32, bfloat16 or float16");
+}
+
+nb::bytes mask_of(const ListBatch& self, std::size_t row) {
+    const auto place = self.batch.place_of(row);
+    if (!place) return nb::bytes("", 0);
+    return nb::bytes(self.batch.memory() + self.batch.masks_begin() + *place * self.batch.stride(),
+                     4 * MaskRow::words_for(self.batch.vocabulary()));
+}
+
+void add_entries(CatalogBuilder& builder, const nb::list& entries) {
+    std::vector<Token> tokens;
+    for (const nb::handle entry : entries) {
+        if (!PyList_Check(entry.ptr())) throw nb::type_error("entries are lists of token ids");
+        tokens.clear();
+        for (Py_ssize_t index = 0; index < PyList_GET_SIZE(entry.ptr()); ++index) {
+            const auto token = token_at(entry.ptr(), index);
+            tokens.push_back(token.value_or(~Token{0}));
+        }
+        builder.add(tokens);
+    }
+}
+
+}  // namespace
+
+}  // namespace constraints
+
+NB_MODULE(_native, module) {
+    using namespace constraints;
+    module.doc() = "The native part of logits_processors: catalogues, machines, masks and the threads that compute them.";
+
+    // An engine keeps its processor until its process ends; that is no leak to report to its users.
+    nb::set_leak_warnings(false);
+
+    nb::exception<ArgumentError>(module, "ArgumentError", PyExc_ValueError);
+    nb::exception<CatalogError>(module, "CatalogError", PyExc_ValueError);
+
+    nb::class_<Catalog>(module, "Catalog")
+        .def(nb::init<const std::string&>(), nb::arg("path"))
+        .def_prop_ro("entries", [](const Catalog& self) { return self.header().entries; })
+        .def_prop_ro("vocabulary", [](const Catalog& self) { return self.header().vocabulary; })
+        .def_prop_ro("size", [](const Catalog& self) { return self.header().file_size; })
+        .def_prop_ro("fingerprint", [](const Catalog& self) { return bytes_of(self.header().fingerprint); })
+        .def("__contains__", [](const Catalog& self, const std::vector<Token>& tokens) { return self.contains(tokens); })
+        .def("continues_with", &Catalog::continues_with, nb::arg("token"));
+
+    nb::class_<CatalogBuilder>(module, "CatalogBuilder")
+        .def("__init__",
+             [](CatalogBuilder* self, std::uint32_t vocabulary, const nb::bytes& fingerprint) {
+                 new (self) CatalogBuilder(vocabulary, fingerprint_of(fingerprint));
+             },
+             nb::arg("vocabulary"), nb::arg("fingerprint"))
+        .def("add", &add_entries, nb::arg("entries"))
+        .def("write", &CatalogBuilder::write, nb::arg("path"), nb::call_guard<nb::gil_scoped_release>());
+
+    nb::class_<Prepared>(module, "Machine");
+    module.def("only_end", [](std::vector<Token> ends) { return Prepared{std::make_unique<OnlyEnd>(), std::move(ends)}; },
+               nb::arg("ends"));
+
+    nb::class_<Constraints>(module, "Constraints")
+        .def(nb::init<std::optional<std::string>, const nb::bytes&, nb::callable>(), nb::arg("folder").none(),
+             nb::arg("fingerprint"), nb::arg("encode"))
+        .def("make", &Constraints::make, nb::arg("constraints"), nb::arg("ends"));
+
+    nb::class_<ListBatch>(module, "Batch")
+        .def(nb::init<std::uint32_t, std::size_t, unsigned, std::uintptr_t>(), nb::arg("vocabulary"), nb::arg("capacity"),
+             nb::arg("threads"), nb::arg("memory") = 0)
+        .def_static("memory_words", &Batch::memory_words, nb::arg("vocabulary"), nb::arg("capacity"))
+        .def("put", &ListBatch::put, nb::arg("row"), nb::arg("machine").none(), nb::arg("output"))
+        .def("remove", &ListBatch::remove, nb::arg("row"))
+        .def("move", &ListBatch::move, nb::arg("source"), nb::arg("target"))
+        .def("swap", [](ListBatch& self, std::size_t one, std::size_t other) { self.batch.swap(one, other); },
+             nb::arg("one"), nb::arg("other"))
+        .def("read", &ListBatch::read)
+        .def("start", [](ListBatch& self) { self.batch.start(); })
+        .def("finish", [](ListBatch& self) { self.batch.finish(); }, nb::call_guard<nb::gil_scoped_release>())
+        .def("apply",
+             [](ListBatch& self, std::uintptr_t data, std::ptrdiff_t row_stride, std::size_t rows, std::uint32_t columns,
+                const std::string& element) {
+                 const Logits logits{reinterpret_cast<void*>(data), row_stride, rows, columns, element_of(element)};
+                 const nb::gil_scoped_release released;
+                 self.batch.apply(logits);
+             },
+             nb::arg("data"), nb::arg("row_stride"), nb::arg("rows"), nb::arg("columns"), nb::arg("element"))
+        .def("mask", &mask_of, nb::arg("row"))
+        .def_prop_ro("constrained", [](const ListBatch& self) { return self.batch.constrained().size(); })
+        .def_prop_ro("used_places", [](const ListBatch& self) { return self.batch.used_places(); })
+        .def_prop_ro("used_words", [](const ListBatch& self) { return self.batch.used_words(); })
+        .def_prop_ro("masks_begin", [](const ListBatch& self) { return self.batch.masks_begin(); })
+        .def_prop_ro("stride", [](const ListBatch& self) { return self.batch.stride(); })
+        .def_prop_ro("vocabulary", [](const ListBatch& self) { return self.batch.vocabulary(); })
+        .def_prop_ro("threads", [](const ListBatch& self) { return self.batch.threads(); })
+        .def_prop_ro("dead_ends", [](const ListBatch& self) { return self.batch.dead_ends(); });
+}

@@ -1,0 +1,182 @@
+#include "batch.hpp"
+
+#include <cstdlib>
+#include <new>
+
+namespace constraints {
+
+namespace {
+
+// Of a cache line, so that no two threads write to one.
+constexpr std::size_t kAlignment = 16;
+
+constexpr std::size_t aligned(std::size_t words) { return (words + kAlignment - 1) / kAlignment * kAlignment; }
+
+std::uint32_t* allocate(std::size_t words) {
+    void* memory = std::aligned_alloc(4 * kAlignment, 4 * words);
+    if (memory == nullptr) throw std::bad_alloc();
+    return static_cast<std::uint32_t*>(memory);
+}
+
+}  // namespace
+
+std::size_t Batch::memory_words(std::uint32_t vocabulary, std::size_t capacity) {
+    return aligned(capacity) + capacity * aligned(MaskRow::words_for(vocabulary));
+}
+
+Batch::Batch(std::uint32_t vocabulary, std::size_t capacity, unsigned threads, std::uint32_t* memory)
+    : vocabulary_(vocabulary),
+      stride_(aligned(MaskRow::words_for(vocabulary))),
+      masks_begin_(aligned(capacity)),
+      own_memory_(memory == nullptr ? allocate(memory_words(vocabulary, capacity)) : nullptr,
+                  [](std::uint32_t* words) { std::free(words); }),
+      memory_(memory == nullptr ? own_memory_.get() : memory),
+      slots_(capacity),
+      pool_(threads) {
+    std::fill_n(memory_, masks_begin_, ~std::uint32_t{0});
+    for (std::size_t place = 0; place < capacity; ++place)
+        slots_[place].mask = MaskRow(memory_ + masks_begin_ + place * stride_, vocabulary);
+}
+
+Batch::~Batch() { wait(); }
+
+void Batch::wait() {
+    if (is_started_) {
+        is_started_ = false;
+        pool_.join();
+    }
+}
+
+void Batch::release(std::size_t row) {
+    if (row >= places_.size()) places_.resize(row + 1, -1);
+    if (places_[row] < 0) return;
+    Slot& slot = slots_[static_cast<std::size_t>(places_[row])];
+    slot.machine.reset();
+    memory_[places_[row]] = ~std::uint32_t{0};
+    places_[row] = -1;
+}
+
+void Batch::place_at(std::size_t row, int place) {
+    places_[row] = place;
+    if (place >= 0) memory_[place] = static_cast<std::uint32_t>(row);
+}
+
+std::optional<std::size_t> Batch::put(std::size_t row, std::unique_ptr<Machine> machine, std::vector<Token> ends) {
+    wait();
+    release(row);
+    if (!machine) return std::nullopt;
+    // The lowest free place: what is copied to a device stays short.
+    std::size_t place = 0;
+    while (place < slots_.size() && slots_[place].machine) ++place;
+    if (place == slots_.size()) throw std::length_error("more constrained rows than the batch has room for");
+    Slot& slot = slots_[place];
+    slot.machine = std::move(machine);
+    slot.ends = std::move(ends);
+    slot.output.clear();
+    slot.consumed = 0;
+    slot.must_reset = false;
+    slot.is_current = false;
+    place_at(row, static_cast<int>(place));
+    return place;
+}
+
+std::optional<std::size_t> Batch::place_of(std::size_t row) const {
+    if (row >= places_.size() || places_[row] < 0) return std::nullopt;
+    return static_cast<std::size_t>(places_[row]);
+}
+
+void Batch::remove(std::size_t row) {
+    wait();
+    release(row);
+}
+
+void Batch::move(std::size_t from, std::size_t to) {
+    wait();
+    if (from == to) return;
+    release(to);
+    if (from >= places_.size()) return;
+    place_at(to, places_[from]);
+    places_[from] = -1;
+}
+
+void Batch::swap(std::size_t one, std::size_t other) {
+    wait();
+    if (std::max(one, other) >= places_.size()) places_.resize(std::max(one, other) + 1, -1);
+    const int place = places_[one];
+    place_at(one, places_[other]);
+    place_at(other, place);
+}
+
+std::vector<Batch::Constrained> Batch::constrained() const {
+    std::vector<Constrained> rows;
+    for (std::size_t row = 0; row < places_.size(); ++row)
+        if (places_[row] >= 0) rows.push_back({row, static_cast<std::size_t>(places_[row])});
+    return rows;
+}
+
+std::span<const Token> Batch::output(std::size_t place) const { return slots_[place].output; }
+
+void Batch::set_output(std::size_t place, std::size_t kept, std::span<const Token> added) {
+    Slot& slot = slots_[place];
+    if (kept == slot.output.size() && added.empty()) return;
+    wait();
+    slot.must_reset |= kept < slot.consumed;
+    slot.output.resize(kept);
+    slot.output.insert(slot.output.end(), added.begin(), added.end());
+    slot.is_current = false;
+}
+
+void Batch::compute(Slot& slot) {
+    if (slot.must_reset) {
+        slot.machine->reset();
+        slot.consumed = 0;
+        slot.must_reset = false;
+    }
+    for (; slot.consumed < slot.output.size(); ++slot.consumed) slot.machine->advance(slot.output[slot.consumed]);
+    slot.machine->mask(slot.mask);
+    if (slot.mask.allowed() == 0) {
+        for (const Token end : slot.ends) slot.mask.allow(end);
+        dead_ends_.fetch_add(1, std::memory_order_relaxed);
+    }
+    slot.is_current = true;
+}
+
+void Batch::start() {
+    wait();
+    pending_.clear();
+    for (const int place : places_)
+        if (place >= 0 && !slots_[static_cast<std::size_t>(place)].is_current)
+            pending_.push_back(static_cast<std::size_t>(place));
+    if (pending_.empty()) return;
+    pool_.start(pending_.size(), [this](std::size_t index) { compute(slots_[pending_[index]]); });
+    is_started_ = true;
+}
+
+void Batch::finish() {
+    wait();
+    start();
+    wait();
+}
+
+void Batch::apply(const Logits& logits) {
+    wait();
+    const auto rows = constrained();
+    if (rows.empty()) return;
+    if (rows.back().row >= logits.rows) throw std::length_error("the logits have fewer rows than the batch");
+    if (logits.columns != vocabulary_) throw std::invalid_argument("the logits are of another vocabulary");
+    const std::size_t bytes = rows.size() * logits.columns * (logits.element == Element::float32 ? 4 : 2);
+    pool_.start(rows.size(), [&](std::size_t index) {
+        Slot& slot = slots_[rows[index].place];
+        if (!slot.is_current) compute(slot);
+        write_mask(logits, rows[index].row, slot.mask, bytes > kStreamingBytes);
+    });
+    pool_.join();
+}
+
+std::size_t Batch::used_places() const {
+    std::size_t used = slots_.size();
+    while (used > 0 && !slots_[used - 1].machine) --used;
+    return used;
+}
+
+}  // namespace constraints

@@ -1,0 +1,186 @@
+#include "catalog.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <system_error>
+
+#include "mask.hpp"
+
+namespace constraints {
+
+static_assert(std::endian::native == std::endian::little, "catalogues are little-endian and mapped as they are");
+
+void Checksum::add(std::span<const std::byte> bytes) {
+    const auto mix = [](std::uint64_t lane, std::uint64_t word) {
+        return std::rotl((lane ^ word) * 0x9e3779b97f4a7c15, 29);
+    };
+    std::size_t place = 0;
+    for (; place + 32 <= bytes.size(); place += 32) {
+        std::array<std::uint64_t, 4> words;
+        std::memcpy(words.data(), bytes.data() + place, 32);
+        for (std::size_t lane = 0; lane < 4; ++lane) lanes_[lane] = mix(lanes_[lane], words[lane]);
+    }
+    for (; place < bytes.size(); ++place) lanes_[0] = mix(lanes_[0], static_cast<std::uint64_t>(bytes[place]));
+}
+
+std::uint64_t Checksum::value() const {
+    std::uint64_t sum = 0;
+    for (const std::uint64_t lane : lanes_) sum = (sum ^ lane ^ (lane >> 31)) * 0xff51afd7ed558ccd;
+    return sum ^ (sum >> 33);
+}
+
+std::size_t Block::find(Token token) const {
+    const auto found = std::lower_bound(labels.begin(), labels.end(), token, [](std::uint32_t label, Token wanted) {
+        return (label & kLabelToken) < wanted;
+    });
+    if (found == labels.end() || (*found & kLabelToken) != token) return labels.size();
+    return static_cast<std::size_t>(found - labels.begin());
+}
+
+Catalog::Catalog(const std::string& path) {
+    const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    if (file < 0) throw CatalogError("cannot be opened (" + std::system_category().message(errno) + ")");
+    struct stat status {};
+    if (::fstat(file, &status) != 0 || !S_ISREG(status.st_mode)) {
+        ::close(file);
+        throw CatalogError("is not a regular file");
+    }
+    size_ = static_cast<std::size_t>(status.st_size);
+    if (size_ < sizeof(Header)) {
+        ::close(file);
+        throw CatalogError("is not a catalogue, or is truncated");
+    }
+    void* mapped = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED | MAP_POPULATE, file, 0);
+    ::close(file);
+    if (mapped == MAP_FAILED) throw CatalogError("cannot be mapped (" + std::system_category().message(errno) + ")");
+    data_ = static_cast<const std::byte*>(mapped);
+    try {
+        check_header();
+        check_structure();
+    } catch (...) {
+        ::munmap(mapped, size_);
+        throw;
+    }
+}
+
+Catalog::~Catalog() { ::munmap(const_cast<std::byte*>(data_), size_); }
+
+void Catalog::check_header() const {
+    Header copy = header();
+    if (copy.magic != kMagic) throw CatalogError("is not a catalogue");
+    if (copy.version != kVersion)
+        throw CatalogError("is a catalogue of version " + std::to_string(copy.version) + ", and version " +
+                           std::to_string(kVersion) + " is needed: build it again");
+    if (copy.file_size != size_) throw CatalogError("is truncated, or something was added to it");
+    copy.checksum = 0;
+    Checksum sum;
+    sum.add(std::as_bytes(std::span(&copy, 1)));
+    sum.add({data_ + sizeof(Header), size_ - sizeof(Header)});
+    if (sum.value() != header().checksum) throw CatalogError("is damaged: its checksum is wrong");
+}
+
+void Catalog::check_structure() {
+    // The checksum finds accidents. This finds a file that somebody made: no access may leave the mapping, no way may
+    // be endless.
+    const auto require = [](bool holds) {
+        if (!holds) throw CatalogError("is damaged: its parts do not fit together");
+    };
+    const Header& head = header();
+    const std::uint64_t limit = size_;
+    require(head.block_words <= limit && head.continuations <= limit && head.tail_bytes <= limit);
+    require(sizeof(Header) + 4 * (head.block_words + head.continuations) + head.tail_bytes == size_);
+    require(head.block_words > 0 && head.block_words <= ~std::uint32_t{0});
+    require(head.tail_bytes % kTailToken == 0 && head.tail_bytes <= ~std::uint32_t{0});
+    require(head.vocabulary <= kLargestVocabulary);
+    const auto* words = reinterpret_cast<const std::uint32_t*>(data_ + sizeof(Header));
+    blocks_ = {words, head.block_words};
+    continuations_ = {words + head.block_words, head.continuations};
+    tails_ = {reinterpret_cast<const std::uint8_t*>(words + head.block_words + head.continuations), head.tail_bytes};
+
+    std::vector<bool> is_block(blocks_.size());
+    std::uint64_t entries = 0;
+    for (std::size_t place = 0; place < blocks_.size();) {
+        const std::size_t children = blocks_[place] & ~kEntryEnds;
+        require(children > 0 && children <= head.vocabulary && place + 1 + 2 * children <= blocks_.size());
+        const Block one = block(static_cast<std::uint32_t>(place));
+        entries += one.entry_ends;
+        for (std::size_t child = 0; child < children; ++child) {
+            require(one.token(child) < head.vocabulary && (child == 0 || one.token(child - 1) < one.token(child)));
+            const std::uint32_t pointer = one.pointers[child];
+            switch (one.kind(child)) {
+                case Kind::inner:
+                    require(pointer < place && is_block[pointer]);
+                    break;
+                case Kind::leaf:
+                    ++entries;
+                    break;
+                case Kind::tail:
+                    require(pointer < tails_.size() && pointer % kTailToken == 0);
+                    ++entries;
+                    break;
+                default:
+                    require(false);
+            }
+        }
+        is_block[place] = true;
+        root_ = static_cast<std::uint32_t>(place);
+        place += 1 + 2 * children;
+    }
+    require(entries == head.entries && !root().entry_ends);
+    require(tails_.empty() || tail(static_cast<std::uint32_t>(tails_.size()) - kTailToken).second);
+    for (std::size_t place = 0; place < tails_.size(); place += kTailToken)
+        require(tail(static_cast<std::uint32_t>(place)).first < head.vocabulary);
+
+    root_mask_.resize(MaskRow::words_for(head.vocabulary));
+    for (const std::uint32_t label : root().labels)
+        root_mask_[(label & kLabelToken) / 32] |= 1u << ((label & kLabelToken) % 32);
+}
+
+Block Catalog::block(std::uint32_t place) const {
+    const std::size_t children = blocks_[place] & ~kEntryEnds;
+    return {place, (blocks_[place] & kEntryEnds) != 0, blocks_.subspan(place + 1, children),
+            blocks_.subspan(place + 1 + children, children)};
+}
+
+std::pair<Token, bool> Catalog::tail(std::uint32_t place) const {
+    const std::uint32_t high = tails_[place + 2];
+    return {tails_[place] | std::uint32_t{tails_[place + 1]} << 8 | (high & 0x7f) << 16, (high & 0x80) != 0};
+}
+
+bool Catalog::continues_with(Token token) const {
+    return std::binary_search(continuations_.begin(), continuations_.end(), token);
+}
+
+bool Catalog::contains(std::span<const Token> tokens) const {
+    Block node = root();
+    for (std::size_t index = 0; index < tokens.size(); ++index) {
+        const std::size_t child = node.find(tokens[index]);
+        if (child == node.labels.size()) return false;
+        const auto rest = tokens.subspan(index + 1);
+        switch (node.kind(child)) {
+            case Kind::leaf:
+                return rest.empty();
+            case Kind::tail: {
+                std::uint32_t place = node.pointers[child];
+                for (const Token token : rest) {
+                    const auto [expected, last] = tail(place);
+                    if (expected != token) return false;
+                    if (last) return &token == &rest.back();
+                    place += kTailToken;
+                }
+                return false;
+            }
+            case Kind::inner:
+                node = block(node.pointers[child]);
+        }
+    }
+    return node.entry_ends;
+}
+
+}  // namespace constraints

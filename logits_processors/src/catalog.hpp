@@ -1,0 +1,119 @@
+// A catalogue: the token sequences that an output may be, as a compact trie in a file that is mapped, not read.
+//
+// The file, in little-endian, is a Header followed by three parts:
+//   blocks         32-bit words. A node with children is a block: one word with the number of children and, in its top bit,
+//                  whether an entry ends here; the children's labels in the order of their tokens; and as many pointers.
+//                  A label is a token and, in its top two bits, the child's Kind. Blocks come after those of their children;
+//                  the root is the last one.
+//   continuations  32-bit words: the tokens with which entries go on where others end, in order.
+//   tails          3 bytes a token: how an entry goes on that shares the rest of its way with no other one. The last token
+//                  of a tail has the top bit set.
+
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "values.hpp"
+
+namespace constraints {
+
+using Fingerprint = std::array<std::uint8_t, 32>;
+
+/// Why a file is no catalogue that can be used; without its path.
+struct CatalogError : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+struct Header {
+    std::array<char, 8> magic;
+    std::uint32_t version;
+    std::uint32_t vocabulary;
+    std::uint64_t file_size;
+    /// Of the whole file with this field as zero.
+    std::uint64_t checksum;
+    /// Of the tokenizer that made the entries' tokens.
+    Fingerprint fingerprint;
+    std::uint64_t entries;
+    std::uint64_t block_words;
+    std::uint64_t continuations;
+    std::uint64_t tail_bytes;
+};
+static_assert(sizeof(Header) == 96);
+
+inline constexpr std::array<char, 8> kMagic = {'L', 'P', 'C', 'A', 'T', 'L', 'G', '\n'};
+inline constexpr std::uint32_t kVersion = 1;
+inline constexpr std::uint32_t kLargestVocabulary = 1u << 23;
+inline constexpr std::uint32_t kEntryEnds = 1u << 31;
+
+/// What a child is: a node with a block of its own; the end of an entry and nothing more; or the start of a tail.
+enum class Kind : std::uint32_t { inner = 0, leaf = 1, tail = 2 };
+inline constexpr std::uint32_t kKindShift = 30;
+inline constexpr std::uint32_t kLabelToken = (1u << kKindShift) - 1;
+
+/// Of bytes that are a multiple of 4 long but for the last call's.
+class Checksum {
+  public:
+    void add(std::span<const std::byte> bytes);
+    [[nodiscard]] std::uint64_t value() const;
+
+  private:
+    std::array<std::uint64_t, 4> lanes_ = {1, 2, 3, 4};
+};
+
+/// A node that has children.
+struct Block {
+    std::uint32_t place;
+    bool entry_ends;
+    std::span<const std::uint32_t> labels;
+    std::span<const std::uint32_t> pointers;
+
+    [[nodiscard]] Token token(std::size_t child) const { return labels[child] & kLabelToken; }
+    [[nodiscard]] Kind kind(std::size_t child) const { return static_cast<Kind>(labels[child] >> kKindShift); }
+
+    /// The child with that token, or the number of children.
+    [[nodiscard]] std::size_t find(Token token) const;
+};
+
+class Catalog {
+  public:
+    /// Maps the file and checks all of it, so that no later access can leave it. Throws CatalogError.
+    explicit Catalog(const std::string& path);
+    ~Catalog();
+    Catalog(const Catalog&) = delete;
+    Catalog& operator=(const Catalog&) = delete;
+
+    [[nodiscard]] const Header& header() const { return *reinterpret_cast<const Header*>(data_); }
+    [[nodiscard]] Block root() const { return block(root_); }
+    [[nodiscard]] Block block(std::uint32_t place) const;
+
+    /// The token at a place of the tails, and whether it is the last one.
+    [[nodiscard]] std::pair<Token, bool> tail(std::uint32_t place) const;
+    static constexpr std::uint32_t kTailToken = 3;
+
+    /// The tokens of the root's children as a mask, for the vocabulary of the file.
+    [[nodiscard]] std::span<const std::uint32_t> root_mask() const { return root_mask_; }
+
+    /// Whether an entry goes on with this token where another one ends.
+    [[nodiscard]] bool continues_with(Token token) const;
+
+    [[nodiscard]] bool contains(std::span<const Token> tokens) const;
+
+  private:
+    void check_header() const;
+    void check_structure();
+
+    const std::byte* data_ = nullptr;
+    std::size_t size_ = 0;
+    std::span<const std::uint32_t> blocks_;
+    std::span<const std::uint32_t> continuations_;
+    std::span<const std::uint8_t> tails_;
+    std::uint32_t root_ = 0;
+    std::vector<std::uint32_t> root_mask_;
+};
+
+}  // namespace constraints

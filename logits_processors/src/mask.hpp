@@ -1,0 +1,98 @@
+// The mask of one row: which tokens may come next, one bit each in packed 32-bit words.
+//
+// A row remembers which of its words are not what they were filled with, so that the next mask costs by the tokens that
+// a machine names, not by the vocabulary.
+
+#pragma once
+
+#include <algorithm>
+#include <span>
+#include <vector>
+
+#include "values.hpp"
+
+namespace constraints {
+
+class MaskRow {
+  public:
+    MaskRow() = default;
+
+    /// `words` holds `words_for(vocabulary)` words, which this row alone writes from now on.
+    MaskRow(std::uint32_t* words, std::uint32_t vocabulary) : words_(words), vocabulary_(vocabulary) {}
+
+    static constexpr std::uint32_t words_for(std::uint32_t vocabulary) { return (vocabulary + 31) / 32; }
+
+    /// Nothing is allowed but what `allow` names.
+    void forbid_all() { refill(0); }
+
+    /// All is allowed but what `forbid` names.
+    void allow_all() { refill(~std::uint32_t{0}); }
+
+    /// A token outside the vocabulary stays forbidden: the row has no place for it.
+    void allow(Token token) {
+        if (token >= vocabulary_) return;
+        std::uint32_t& word = touch(token / 32);
+        const std::uint32_t bit = std::uint32_t{1} << (token % 32);
+        allowed_ += (word & bit) == 0;
+        word |= bit;
+    }
+
+    void forbid(Token token) {
+        if (token >= vocabulary_) return;
+        std::uint32_t& word = touch(token / 32);
+        const std::uint32_t bit = std::uint32_t{1} << (token % 32);
+        allowed_ -= (word & bit) != 0;
+        word &= ~bit;
+    }
+
+    /// After `forbid_all`: allows a prepared set with `count` tokens, all inside the vocabulary. Costs by its words.
+    void allow_set(std::span<const std::uint32_t> words, std::uint32_t count) {
+        std::copy(words.begin(), words.end(), words_);
+        touched_.clear();
+        dense_ = true;
+        allowed_ = count;
+    }
+
+    [[nodiscard]] std::uint32_t allowed() const { return allowed_; }
+    [[nodiscard]] std::uint32_t vocabulary() const { return vocabulary_; }
+    [[nodiscard]] std::span<const std::uint32_t> words() const { return {words_, words_for(vocabulary_)}; }
+
+    /// Whether all words but those of `touched` allow everything.
+    [[nodiscard]] bool allows_the_rest() const { return fill_ != 0 && !dense_; }
+    [[nodiscard]] const std::vector<std::uint32_t>& touched() const { return touched_; }
+
+  private:
+    [[nodiscard]] std::uint32_t filled(std::uint32_t index) const {
+        const std::uint32_t used = vocabulary_ - index * 32;
+        return used < 32 ? fill_ & ((std::uint32_t{1} << used) - 1) : fill_;
+    }
+
+    std::uint32_t& touch(std::uint32_t index) {
+        if (!dense_ && (touched_.empty() || touched_.back() != index)) touched_.push_back(index);
+        return words_[index];
+    }
+
+    void refill(std::uint32_t fill) {
+        const std::uint32_t size = words_for(vocabulary_);
+        if (dense_ || fill != fill_ || touched_.size() > size / 4) {
+            fill_ = fill;
+            std::fill_n(words_, size, fill);
+            if (size > 0) words_[size - 1] = filled(size - 1);
+        } else {
+            for (const std::uint32_t index : touched_) words_[index] = filled(index);
+        }
+        dense_ = false;
+        touched_.clear();
+        allowed_ = fill == 0 ? 0 : vocabulary_;
+    }
+
+    std::uint32_t* words_ = nullptr;
+    std::uint32_t vocabulary_ = 0;
+    std::uint32_t fill_ = 0;
+    std::uint32_t allowed_ = 0;
+    // What the words hold is unknown until the first refill.
+    bool dense_ = true;
+    std::vector<std::uint32_t> touched_;
+};
+
+}  // namespace constraints

@@ -1,0 +1,96 @@
+#include "pool.hpp"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace constraints {
+
+namespace {
+
+void use_all_processors() {
+    cpu_set_t all;
+    CPU_ZERO(&all);
+    // More than there are: the kernel takes those that the container has.
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) CPU_SET(cpu, &all);
+    ::sched_setaffinity(0, sizeof(all), &all);
+}
+
+}  // namespace
+
+Pool::Pool(unsigned threads) {
+    // Signals are for the threads of the process whose pool this is.
+    sigset_t all, before;
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before);
+    for (unsigned index = 1; index < threads; ++index) {
+        helpers_.emplace_back([this] { help(); });
+        ::pthread_setname_np(helpers_.back().native_handle(), "constraints");
+    }
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+Pool::~Pool() {
+    {
+        const std::lock_guard lock(mutex_);
+        is_ending_ = true;
+        is_open_ = false;
+    }
+    started_.notify_all();
+    for (auto& helper : helpers_) helper.join();
+}
+
+void Pool::start(std::size_t count, std::function<void(std::size_t)> task) {
+    {
+        const std::lock_guard lock(mutex_);
+        task_ = std::move(task);
+        count_ = count;
+        share_ = std::clamp<std::size_t>(count / (4 * threads()), 1, 8);
+        next_.store(0, std::memory_order_relaxed);
+        failure_ = nullptr;
+        is_open_ = true;
+        ++generation_;
+    }
+    // No more than there is work for.
+    for (std::size_t wanted = std::min(count, helpers_.size()); wanted > 0; --wanted) started_.notify_one();
+}
+
+void Pool::join() {
+    work();
+    std::unique_lock lock(mutex_);
+    is_open_ = false;
+    finished_.wait(lock, [this] { return active_ == 0; });
+    if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+}
+
+void Pool::help() {
+    use_all_processors();
+    std::uint64_t seen = 0;
+    std::unique_lock lock(mutex_);
+    while (true) {
+        started_.wait(lock, [&] { return is_ending_ || (is_open_ && generation_ != seen); });
+        if (is_ending_) return;
+        seen = generation_;
+        ++active_;
+        lock.unlock();
+        work();
+        lock.lock();
+        if (--active_ == 0) finished_.notify_one();
+    }
+}
+
+void Pool::work() {
+    for (std::size_t first; (first = next_.fetch_add(share_, std::memory_order_relaxed)) < count_;) {
+        try {
+            for (std::size_t index = first; index < std::min(first + share_, count_); ++index) task_(index);
+        } catch (...) {
+            const std::lock_guard lock(mutex_);
+            failure_ = std::current_exception();
+        }
+    }
+}
+
+}  // namespace constraints

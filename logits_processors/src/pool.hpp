@@ -1,0 +1,53 @@
+// Threads for work that is many small independent tasks: started without waiting, joined by a caller who helps.
+
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace constraints {
+
+class Pool {
+  public:
+    /// `threads` counts the caller's own; with 1 there are no others, and all is done in `join`.
+    ///
+    /// The others may run on every processor of the container: vLLM binds its worker to the processors of its own
+    /// threads, and a thread would inherit that.
+    explicit Pool(unsigned threads);
+    ~Pool();
+    Pool(const Pool&) = delete;
+    Pool& operator=(const Pool&) = delete;
+
+    /// Begins `task(0)` to `task(count - 1)`, in any order. Must be joined before the next start.
+    void start(std::size_t count, std::function<void(std::size_t)> task);
+
+    /// Helps, and returns when all tasks of the last start are done. Throws what a task threw.
+    void join();
+
+    [[nodiscard]] unsigned threads() const { return static_cast<unsigned>(helpers_.size()) + 1; }
+
+  private:
+    void help();
+    void work();
+
+    std::mutex mutex_;
+    std::condition_variable started_, finished_;
+    std::function<void(std::size_t)> task_;
+    std::size_t count_ = 0;
+    /// How many tasks a thread takes at a time: they are short, and taking one costs too.
+    std::size_t share_ = 1;
+    std::atomic<std::size_t> next_ = 0;
+    std::uint64_t generation_ = 0;
+    bool is_open_ = false;
+    bool is_ending_ = false;
+    unsigned active_ = 0;
+    std::exception_ptr failure_;
+    std::vector<std::thread> helpers_;
+};
+
+}  // namespace constraints
