@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 #include <new>
+#include <utility>
 
 namespace constraints {
 
@@ -33,7 +34,6 @@ Batch::Batch(std::uint32_t vocabulary, std::size_t capacity, unsigned threads, s
       memory_(memory == nullptr ? own_memory_.get() : memory),
       slots_(capacity),
       pool_(threads) {
-    std::fill_n(memory_, masks_begin_, ~std::uint32_t{0});
     for (std::size_t place = 0; place < capacity; ++place)
         slots_[place].mask = MaskRow(memory_ + masks_begin_ + place * stride_, vocabulary);
 }
@@ -52,13 +52,7 @@ void Batch::release(std::size_t row) {
     if (places_[row] < 0) return;
     Slot& slot = slots_[static_cast<std::size_t>(places_[row])];
     slot.machine.reset();
-    memory_[places_[row]] = ~std::uint32_t{0};
     places_[row] = -1;
-}
-
-void Batch::place_at(std::size_t row, int place) {
-    places_[row] = place;
-    if (place >= 0) memory_[place] = static_cast<std::uint32_t>(row);
 }
 
 std::optional<std::size_t> Batch::put(std::size_t row, std::unique_ptr<Machine> machine, std::vector<Token> ends) {
@@ -76,7 +70,7 @@ std::optional<std::size_t> Batch::put(std::size_t row, std::unique_ptr<Machine> 
     slot.consumed = 0;
     slot.must_reset = false;
     slot.is_current = false;
-    place_at(row, static_cast<int>(place));
+    places_[row] = static_cast<int>(place);
     return place;
 }
 
@@ -95,16 +89,13 @@ void Batch::move(std::size_t from, std::size_t to) {
     if (from == to) return;
     release(to);
     if (from >= places_.size()) return;
-    place_at(to, places_[from]);
-    places_[from] = -1;
+    places_[to] = std::exchange(places_[from], -1);
 }
 
 void Batch::swap(std::size_t one, std::size_t other) {
     wait();
     if (std::max(one, other) >= places_.size()) places_.resize(std::max(one, other) + 1, -1);
-    const int place = places_[one];
-    place_at(one, places_[other]);
-    place_at(other, place);
+    std::swap(places_[one], places_[other]);
 }
 
 std::vector<Batch::Constrained> Batch::constrained() const {
@@ -156,6 +147,8 @@ void Batch::finish() {
     wait();
     start();
     wait();
+    std::fill_n(memory_, used_places(), ~std::uint32_t{0});
+    for (const auto& [row, place] : constrained()) memory_[place] = static_cast<std::uint32_t>(row);
 }
 
 void Batch::apply(const Logits& logits) {

@@ -55,7 +55,8 @@ class Batch {
     /// Begins to compute the masks of all rows whose output has changed, and returns.
     void start();
 
-    /// Waits until all started masks are there, and computes those that are not.
+    /// Waits until all started masks are there, and computes those that are not. The memory is written by the threads of
+    /// a start and in here, and at no other time.
     void finish();
 
     /// `finish`, and then writes all masks. Rows without a constraint are not touched. Throws std::length_error if the
@@ -89,7 +90,6 @@ class Batch {
 
     void wait();
     void release(std::size_t row);
-    void place_at(std::size_t row, int place);
     void compute(Slot& slot);
 
     std::uint32_t vocabulary_;
