@@ -2,8 +2,6 @@
 
 import json
 import os
-import random
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +10,8 @@ from typing import Any
 
 import boto3
 from botocore.config import Config
+
+from bench.ports import free_port
 
 HOST = "127.0.0.1"
 ACCESS_KEY, SECRET_KEY = "test-access", "test-secret"
@@ -33,19 +33,6 @@ def environment(**more: str) -> dict[str, str]:
         "AWS_EC2_METADATA_DISABLED": "true",
     }
     return kept | given | more
-
-
-def free_port(and_above: int = 0) -> int:
-    """A port of the loopback address that nothing listens on, and the one `and_above` above it."""
-    while True:
-        port = random.randrange(20000, 32000)
-        try:
-            for probed in {port, port + and_above}:
-                with socket.socket() as probe:
-                    probe.bind((HOST, probed))
-        except OSError:
-            continue
-        return port
 
 
 class S3Server:

@@ -14,7 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.metrics import TEXT, Key, free_port, wait_for
+from bench.ports import free_port
+from tests.support.metrics import TEXT, Key
+from tests.support.waiting import wait_for
 
 FORMATS = ("text", "openmetrics")
 

@@ -15,19 +15,19 @@ from pathlib import Path
 import httpx
 import pytest
 
+from bench.ports import free_port
+from devtools.paths import ROOT
 from tests.support.metrics import (
     OPENMETRICS,
-    ROOT,
     TEXT,
     Answer,
     PageServer,
     Samples,
-    free_port,
     running_app,
     running_proxy,
-    wait_for,
 )
 from tests.support.metrics_writer import Writer
+from tests.support.waiting import wait_for
 
 UP = 'metrics_proxy_source_up{source="exporter"}'
 ERRORS = 'metrics_proxy_source_parse_errors_total{source="exporter"}'

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.mock_engine.running import MockEngine, running_mock_engine
+from devtools.paths import ROOT
 from gateway.check.command import main
 from gateway.check.probes import PROBES, UNSEEN
 from gateway.check.run import ModelReport, check_triton
@@ -15,7 +16,6 @@ from gateway.check.verdicts import Kind
 from gateway.settings import Settings, parser
 from tests.support.chat import MODEL
 from tests.support.check import check, command
-from tests.support.gateway import ROOT
 
 ALL = PROBES["chat"].keys() | PROBES["completions"].keys()
 # No single answer of a mock engine shows these; its template does not know the variable of chat_template_kwargs.

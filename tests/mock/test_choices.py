@@ -13,7 +13,8 @@ import pytest
 
 from bench.mock_engine.running import MockEngine, running_mock_engine
 from tests.support.chat import ask, chat, complete, completion, events
-from tests.support.gateway import Gateway, raw_request, running_gateway, wait_for
+from tests.support.gateway import Gateway, raw_request, running_gateway
+from tests.support.waiting import wait_for
 
 BROKEN = {"tokens": 2, "error": "UNAVAILABLE: The engine is dead."}
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}

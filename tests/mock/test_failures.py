@@ -11,7 +11,8 @@ import pytest
 
 from bench.mock_engine.running import MockEngine, running_mock_engine
 from tests.support.chat import MODEL, ask, chat, events, joined
-from tests.support.gateway import Gateway, raw_request, running_gateway, wait_for
+from tests.support.gateway import Gateway, raw_request, running_gateway
+from tests.support.waiting import wait_for
 
 
 @pytest.mark.parametrize("stream", [False, True])

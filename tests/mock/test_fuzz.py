@@ -18,8 +18,9 @@ from bench.mock_engine.running import MockEngine, running_mock_engine
 from gateway.openai.fields import Fate
 from tests.support.chat import COMPLETION_TELLING, MODEL, SCHEMA, TELLING
 from tests.support.flood import Reply, flood
-from tests.support.gateway import Gateway, running_gateway, wait_for
+from tests.support.gateway import Gateway, running_gateway
 from tests.support.kept import TABLES, Exchange, dropped
+from tests.support.waiting import wait_for
 
 CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE = TABLES
 CONNECTIONS = 16

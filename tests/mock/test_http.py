@@ -12,8 +12,9 @@ import httpx
 import pytest
 
 from bench.mock_engine.running import MockEngine, running_mock_engine
+from devtools.paths import ROOT
 from tests.support.chat import ask, chat
-from tests.support.gateway import ROOT, Gateway, running_gateway
+from tests.support.gateway import Gateway, running_gateway
 
 BODY = json.dumps(chat(max_tokens=2)).encode()
 

@@ -23,7 +23,8 @@ from schemathesis.specs.openapi.checks import (
 from bench.mock_engine.running import MockEngine, running_mock_engine
 from gateway.openai.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, Fate
 from tests.support.chat import MODEL, ask, complete
-from tests.support.gateway import Gateway, running_gateway, wait_for
+from tests.support.gateway import Gateway, running_gateway
+from tests.support.waiting import wait_for
 
 EXAMPLES = 60
 SHOWN = {"role", "content"}

@@ -14,8 +14,8 @@ from gateway.openai.fields import CHAT
 from tests.data.tools import FUNCTIONS
 from tests.support.chat import SCHEMA, ask, events
 from tests.support.families import FAMILIES, written
-from tests.support.gateway import wait_for
 from tests.support.tools import WHOLE, Reply, Talk, check_stream, tokens_of
+from tests.support.waiting import wait_for
 
 CITY = {
     "type": "object",

@@ -20,7 +20,8 @@ from pydantic import BaseModel, SecretStr
 
 from bench.mock_engine.running import MockEngine, running_mock_engine
 from tests.support.chat import MODEL, SCHEMA, ask, chat, complete, completion, events, joined
-from tests.support.gateway import Gateway, raw_request, running_gateway, wait_for
+from tests.support.gateway import Gateway, raw_request, running_gateway
+from tests.support.waiting import wait_for
 
 PATHS = {"/v1/chat/completions": chat, "/v1/completions": completion}
 

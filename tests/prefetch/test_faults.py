@@ -16,7 +16,8 @@ from prefetch.errors import Cancelled, JobError
 from prefetch.progress import Progress
 from prefetch.pull import Engine, EngineConfig
 from tests.support.fault_proxy import FaultProxy, Rule, error_body
-from tests.support.prefetch import PART_BYTES, Bucket, config, files_in, noise, run, safetensors, wait_for
+from tests.support.prefetch import PART_BYTES, Bucket, config, files_in, noise, run, safetensors
+from tests.support.waiting import wait_for
 
 MODEL = {
     "config.json": b'{"model_type": "llama"}',

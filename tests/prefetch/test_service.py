@@ -4,43 +4,17 @@ import hashlib
 import json
 import re
 import urllib.request
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.support.fault_proxy import FaultProxy, Rule
-from tests.support.prefetch import PART_BYTES, Bucket, files_in, noise, safetensors, wait_for
-from tests.support.prefetch_service import TOKEN, RunningService, command, settings
-
-MODEL = {"config.json": b"{}", "model.safetensors": safetensors(5 * PART_BYTES, 1), "tokenizer.json": noise(500)}
-Start = Callable[..., RunningService]
+from tests.support.prefetch import MODEL, PART_BYTES, Bucket, files_in
+from tests.support.prefetch_service import TOKEN, StartService, command
+from tests.support.waiting import wait_for
 
 
-@pytest.fixture
-def start(proxy: FaultProxy, tmp_path: Path) -> Iterator[Start]:
-    """Starts a service that reads through the fault proxy; `settings` replace those of the tests."""
-    started: list[RunningService] = []
-
-    def one(**changes: Any) -> RunningService:
-        service = RunningService(tmp_path, settings(tmp_path, proxy.url, **changes))
-        started.append(service)
-        service.start()
-        return service
-
-    yield one
-    for service in started:
-        service.close()
-
-
-@pytest.fixture
-def model(bucket: Bucket) -> Bucket:
-    bucket.put_all(MODEL)
-    return bucket
-
-
-def test_announced_seen_and_published(model: Bucket, start: Start, proxy: FaultProxy) -> None:
+def test_announced_seen_and_published(model: Bucket, start: StartService, proxy: FaultProxy) -> None:
     """The whole way, with the progress on every channel."""
     service = start(bytes_per_second=200_000)
     status, job = service.ask("POST", "/v1/announcements", {"model": "acme/m", "version": "1", "source": model.source})
@@ -89,7 +63,9 @@ def test_announced_seen_and_published(model: Bucket, start: Start, proxy: FaultP
     assert next(line for line in log if line["message"] == "effective settings")["settings"]["tokens"] == "(set)"
 
 
-def test_the_same_content_is_one_job_and_an_older_version_can_be_current_again(model: Bucket, start: Start) -> None:
+def test_the_same_content_is_one_job_and_an_older_version_can_be_current_again(
+    model: Bucket, start: StartService
+) -> None:
     service = start()
     first = service.announce(model.source)
     service.wait_for_job(first["id"], "published")
@@ -104,7 +80,7 @@ def test_the_same_content_is_one_job_and_an_older_version_can_be_current_again(m
     assert len(service.ask("GET", "/v1/jobs", token=None)[1]["jobs"]) == 2
 
 
-def test_a_published_version_does_not_change(model: Bucket, start: Start) -> None:
+def test_a_published_version_does_not_change(model: Bucket, start: StartService) -> None:
     service = start()
     service.wait_for_job(service.announce(model.source)["id"], "published")
     model.put("config.json", b'{"changed": true}')
@@ -116,7 +92,7 @@ def test_a_published_version_does_not_change(model: Bucket, start: Start) -> Non
     assert files_in(service.target / "m" / "1") == MODEL
 
 
-def test_a_queue_survives_kill_9(model: Bucket, start: Start, proxy: FaultProxy) -> None:
+def test_a_queue_survives_kill_9(model: Bucket, start: StartService, proxy: FaultProxy) -> None:
     """One job is being copied, one waits; neither is lost, and the first does not begin anew."""
     rule = Rule(model.key("model.safetensors"), after=3, times=1, hang=True)
     proxy.rules.append(rule)
@@ -133,7 +109,7 @@ def test_a_queue_survives_kill_9(model: Bucket, start: Start, proxy: FaultProxy)
     assert files_in(service.target / "m" / "1") == files_in(service.target / "m" / "2") == MODEL
 
 
-def test_sigterm_interrupts_and_the_next_start_goes_on(model: Bucket, start: Start) -> None:
+def test_sigterm_interrupts_and_the_next_start_goes_on(model: Bucket, start: StartService) -> None:
     service = start(bytes_per_second=150_000)
     job = service.announce(model.source)
     wait_for(lambda: (service.job(job["id"])["progress"] or {}).get("bytes"), "the first bytes")
@@ -144,7 +120,7 @@ def test_sigterm_interrupts_and_the_next_start_goes_on(model: Bucket, start: Sta
     assert files_in(other.target / "m" / "1") == MODEL
 
 
-def test_cancel_and_retry(model: Bucket, start: Start, proxy: FaultProxy) -> None:
+def test_cancel_and_retry(model: Bucket, start: StartService, proxy: FaultProxy) -> None:
     service = start(bytes_per_second=150_000, jobs=1)
     running = service.announce(model.source)
     waiting = service.announce(model.source, version="2")
@@ -165,7 +141,7 @@ def test_cancel_and_retry(model: Bucket, start: Start, proxy: FaultProxy) -> Non
 
 
 @pytest.mark.long
-def test_the_higher_priority_is_copied_first(model: Bucket, start: Start, proxy: FaultProxy) -> None:
+def test_the_higher_priority_is_copied_first(model: Bucket, start: StartService, proxy: FaultProxy) -> None:
     rule = Rule(model.key("model.safetensors"), times=1, hang=True)
     proxy.rules.append(rule)
     service = start(jobs=1, read_timeout=3)
@@ -177,7 +153,7 @@ def test_the_higher_priority_is_copied_first(model: Bucket, start: Start, proxy:
     assert done[1]["started"] < done[0]["started"]
 
 
-def test_pins_and_leases(model: Bucket, start: Start) -> None:
+def test_pins_and_leases(model: Bucket, start: StartService) -> None:
     service = start()
     for version in ("1", "2"):
         service.wait_for_job(service.announce(model.source, version=version, pin=version == "1")["id"], "published")
@@ -205,7 +181,7 @@ def test_pins_and_leases(model: Bucket, start: Start) -> None:
     assert service.ask("PUT", "/v1/leases", lease | {"holder": "ü", "seconds": 1})[1]["error"]["param"] == "holder"
 
 
-def test_what_the_webhook_refuses(model: Bucket, start: Start) -> None:
+def test_what_the_webhook_refuses(model: Bucket, start: StartService) -> None:
     service = start(max_body_bytes=2000)
     assert service.ask("POST", "/v1/announcements", b"x" * 3000)[0] == 413
     status, body = service.ask("GET", "/v1/announcements")
@@ -219,7 +195,7 @@ def test_what_the_webhook_refuses(model: Bucket, start: Start) -> None:
     assert service.metric("prefetch_announcements_total") == 2
 
 
-def test_a_job_fails_and_names_the_file(model: Bucket, start: Start) -> None:
+def test_a_job_fails_and_names_the_file(model: Bucket, start: StartService) -> None:
     model.put("model.safetensors", MODEL["model.safetensors"][:-5])
     service = start()
     job = service.wait_for_job(service.announce(model.source)["id"], "failed")
@@ -230,13 +206,13 @@ def test_a_job_fails_and_names_the_file(model: Bucket, start: Start) -> None:
     service.wait_for_job(job["id"], "published")
 
 
-def test_late_jobs_are_counted(model: Bucket, start: Start) -> None:
+def test_late_jobs_are_counted(model: Bucket, start: StartService) -> None:
     service = start(deadline=0.5, bytes_per_second=20_000)
     service.announce(model.source)
     wait_for(lambda: service.metric("prefetch_jobs_past_deadline") == 1, "the deadline")
 
 
-def test_a_marker_that_is_a_manifest(model: Bucket, start: Start) -> None:
+def test_a_marker_that_is_a_manifest(model: Bucket, start: StartService) -> None:
     """EventBridge announces a folder whose manifest was uploaded last; its digests are checked."""
     files = {path: {"sha256": hashlib.sha256(body).hexdigest()} for path, body in MODEL.items()}
     model.put("manifest.json", json.dumps({"files": files}).encode())
@@ -257,7 +233,7 @@ def test_a_marker_that_is_a_manifest(model: Bucket, start: Start) -> None:
     assert "sha256" in json.loads((folder / "READY.json").read_text())["files"]["model.safetensors"]["checked"]
 
 
-def test_announce_on_the_command_line(model: Bucket, start: Start) -> None:
+def test_announce_on_the_command_line(model: Bucket, start: StartService) -> None:
     service = start()
     env = {"PREFETCH_TOKENS": TOKEN}
     said = command("announce", model.source, "--url", service.url, "--model", "m", env=env)
@@ -273,7 +249,7 @@ def test_announce_on_the_command_line(model: Bucket, start: Start) -> None:
     assert "Give a token" in said.stderr
 
 
-def test_the_streams_of_events_end_with_the_service(model: Bucket, start: Start) -> None:
+def test_the_streams_of_events_end_with_the_service(model: Bucket, start: StartService) -> None:
     service = start(bytes_per_second=20_000)
     job = service.announce(model.source)
     with urllib.request.urlopen(f"{service.url}/v1/jobs/{job['id']}/events", timeout=60) as stream:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,15 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from cryptography.x509.oid import NameOID
 
-from bench.s3_server import HOST, environment, free_port
+from bench.ports import free_port
+from bench.s3_server import HOST, environment
 from prefetch.adapters.sns import SIGNED
 from tests.support.fault_proxy import FaultProxy, Rule
-from tests.support.prefetch import PART_BYTES, Bucket, files_in, safetensors, wait_for
-from tests.support.prefetch_service import RunningService, settings
+from tests.support.prefetch import MODEL, Bucket, files_in
+from tests.support.prefetch_service import StartService
+from tests.support.waiting import wait_for
 
-MODEL = {"config.json": b"{}", "model.safetensors": safetensors(5 * PART_BYTES, 1)}
 VISIBILITY = 6
-Start = Callable[..., RunningService]
 
 
 @pytest.fixture(scope="module")
@@ -54,30 +54,6 @@ def moto() -> Iterator[str]:
 @pytest.fixture
 def sqs(moto: str) -> Any:
     return boto3.client("sqs", endpoint_url=moto, region_name="us-east-1")
-
-
-@pytest.fixture
-def start(proxy: FaultProxy, tmp_path: Path) -> Iterator[Start]:
-    started: list[RunningService] = []
-
-    def one(name: str, env: dict[str, str] | None = None, **changes: Any) -> RunningService:
-        """A machine of its own, with its own state; the target is shared."""
-        folder = tmp_path / name
-        given = settings(folder, proxy.url, target=str(tmp_path / "target"), **changes)
-        service = RunningService(folder, given, **(env or {}))
-        started.append(service)
-        service.start()
-        return service
-
-    yield one
-    for service in started:
-        service.close()
-
-
-@pytest.fixture
-def model(bucket: Bucket) -> Bucket:
-    bucket.put_all(MODEL)
-    return bucket
 
 
 class Queues:
@@ -113,7 +89,7 @@ class Queues:
 
 @pytest.mark.long
 def test_two_machines_and_one_that_dies(
-    moto: str, sqs: Any, model: Bucket, proxy: FaultProxy, start: Start, tmp_path: Path
+    moto: str, sqs: Any, model: Bucket, proxy: FaultProxy, start: StartService, tmp_path: Path
 ) -> None:
     """The message is hidden longer than its visibility while it is worked on; after kill -9 another machine does it."""
     queues = Queues(sqs, "dies", receives=5)
@@ -141,7 +117,9 @@ def test_two_machines_and_one_that_dies(
 
 
 @pytest.mark.long
-def test_a_job_that_fails_goes_to_the_dead_letter_queue(moto: str, sqs: Any, model: Bucket, start: Start) -> None:
+def test_a_job_that_fails_goes_to_the_dead_letter_queue(
+    moto: str, sqs: Any, model: Bucket, start: StartService
+) -> None:
     queues = Queues(sqs, "fails", receives=1)
     model.put("model.safetensors", b"no safetensors")
     service = start("one", **queues.settings(moto))
@@ -152,7 +130,9 @@ def test_a_job_that_fails_goes_to_the_dead_letter_queue(moto: str, sqs: Any, mod
     assert queues.waiting() == 0
 
 
-def test_without_a_queue_the_announcement_is_refused_and_may_come_again(moto: str, model: Bucket, start: Start) -> None:
+def test_without_a_queue_the_announcement_is_refused_and_may_come_again(
+    moto: str, model: Bucket, start: StartService
+) -> None:
     queue = {"queue": f"sqs://{HOST}/123456789012/no-such-queue", "sqs_endpoint": moto, "s3_region": "us-east-1"}
     service = start("one", **queue)
     for _ in range(2):
@@ -268,7 +248,7 @@ def subscriber() -> Iterator[Subscriber]:
 
 
 def test_an_event_comes_through_sns(
-    moto: str, model: Bucket, start: Start, authority: Authority, subscriber: Subscriber, tmp_path: Path
+    moto: str, model: Bucket, start: StartService, authority: Authority, subscriber: Subscriber, tmp_path: Path
 ) -> None:
     """moto delivers as SNS does, but signs with nothing real: as it came it is refused, signed it is a job."""
     sns = boto3.client("sns", endpoint_url=moto, region_name="us-east-1")

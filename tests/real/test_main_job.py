@@ -2,8 +2,7 @@
 
 import json
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from transformers import AutoTokenizer
 
 from devtools import models
 from devtools.stack import Stack
+from tests.support.waiting import wait_for
 
 MODELS = [models.TINY, models.SMOLLM2]
 CAPITAL = {
@@ -157,8 +157,8 @@ def test_a_client_that_goes_away_frees_the_engine(stream: bool, stack: Stack) ->
     with socket.create_connection(("127.0.0.1", stack.config.ports.gateway)) as connection:
         connection.sendall((head + body).encode())
         # It decodes; a client of a whole answer has seen nothing of that.
-        wait_until(lambda: begun_answers(stack) > begun)
-    wait_until(lambda: log.read_text(errors="replace").count(CANCELLED) > before)
+        wait_for(lambda: begun_answers(stack) > begun)
+    wait_for(lambda: log.read_text(errors="replace").count(CANCELLED) > before)
     line = [line for line in log.read_text(errors="replace").splitlines() if CANCELLED in line][-1]
     # Stopped long before its limit, and nothing is left in the engine.
     assert "after 4000 tokens" not in line
@@ -173,13 +173,6 @@ def begun_answers(stack: Stack) -> float:
     name = f'gateway_time_to_first_token_seconds_count{{model="{models.TINY}"}}'
     page = httpx.get(f"{stack.url}/metrics").text
     return sum(float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(name))
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    give_up_at = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < give_up_at
-        time.sleep(0.02)
 
 
 def test_sixteen_at_a_time(client: openai.OpenAI, stack: Stack) -> None:

@@ -21,7 +21,8 @@ from tests.metrics.conftest import FORMATS, prometheus, promtool  # noqa: F401 -
 from tests.metrics.test_prometheus import check
 from tests.real.conftest import FreshStack
 from tests.support.backend import Backend, sampling
-from tests.support.metrics import Proxy, Samples, running_proxy, wait_for
+from tests.support.metrics import Proxy, Samples, running_proxy
+from tests.support.waiting import wait_for
 
 TRITON = {
     "nv_inference_request_success",

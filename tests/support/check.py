@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from tests.support.gateway import ROOT
+from devtools.paths import ROOT
 
 
 @dataclass(frozen=True)

@@ -2,28 +2,21 @@
 own, and a reader of pages that shares nothing with the proxy's."""
 
 import asyncio
-import json
-import os
 import re
-import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import httpx
 
 from metrics_proxy.app import MetricsProxy
 from metrics_proxy.settings import load
+from tests.support.service import Service, running_service
 
-ROOT = Path(__file__).resolve().parents[2]
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
@@ -125,13 +118,8 @@ async def running_app(*flags: str) -> AsyncIterator[httpx.AsyncClient]:
     await lifespan
 
 
-@dataclass
-class Proxy:
-    """A running proxy and its log lines, growing while it runs."""
-
-    url: str
-    process: "subprocess.Popen[str]"
-    logs: list[dict[str, Any]]
+class Proxy(Service):
+    """A running proxy."""
 
     @property
     def port(self) -> int:
@@ -146,39 +134,9 @@ class Proxy:
 @contextmanager
 def running_proxy(*flags: str, **environment: str) -> Iterator[Proxy]:
     """`python -m metrics_proxy` on a free port."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "metrics_proxy", "--port", "0", *flags],
-        cwd=ROOT,
-        env=os.environ | environment,
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stderr is not None
-    logs: list[dict[str, Any]] = []
-    url = ""
-    for line in process.stderr:
-        logs.append(json.loads(line))
-        if url := str(logs[-1]["message"]).partition("listening on ")[2]:
-            break
-    if not url:
-        raise AssertionError(f"the proxy ended with exit code {process.wait()}: {logs}")
-    reader = threading.Thread(
-        target=lambda: logs.extend(json.loads(line) for line in process.stderr or ()), daemon=True
-    )
-    reader.start()
-    try:
-        yield Proxy(url, process, logs)
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        reader.join(5)
-        process.stderr.close()
+    command = ("-m", "metrics_proxy", "--port", "0", *flags)
+    with running_service(*command, environment=environment) as service:
+        yield Proxy(service.url, service.process, service.logs)
 
 
 Key = tuple[str, frozenset[tuple[str, str]]]
@@ -238,17 +196,3 @@ class Samples:
 
     def without_own(self) -> dict[Key, list[float]]:
         return {key: values for key, values in self.values.items() if not key[0].startswith("metrics_proxy_")}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
-    """Until it holds."""
-    give_up_at = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < give_up_at, "it did not come to hold"
-        time.sleep(0.05)

@@ -18,7 +18,8 @@ import prometheus_client.values
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.values import MultiProcessValue
 
-ROOT = Path(__file__).resolve().parents[2]
+from devtools.paths import ROOT
+
 LABELS = {"model_name": "m", "engine": "0"}
 BUCKETS = (0.1, 1.0, 10.0)
 

@@ -7,16 +7,17 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from bench.s3_server import environment
-from tests.support.prefetch import BUCKET, PART_BYTES, wait_for
+from devtools.paths import ROOT
+from tests.support.prefetch import BUCKET, PART_BYTES
+from tests.support.waiting import wait_for
 
-_ROOT = Path(__file__).parent.parent.parent
 TOKEN = "test-token"
 _LISTENING = re.compile(r"listening on (http://\S+?)\"")
 
@@ -41,12 +42,12 @@ def settings(folder: Path, endpoint: str, **changes: Any) -> dict[str, Any]:
 def command(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """`python -m prefetch …`, to its end."""
     full = [sys.executable, "-m", "prefetch", *arguments]
-    return subprocess.run(full, cwd=_ROOT, env=environment(**(env or {})), capture_output=True, text=True, timeout=110)
+    return subprocess.run(full, cwd=ROOT, env=environment(**(env or {})), capture_output=True, text=True, timeout=110)
 
 
 def spawn(*arguments: str) -> subprocess.Popen[bytes]:
     full = [sys.executable, "-m", "prefetch", *arguments]
-    return subprocess.Popen(full, cwd=_ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    return subprocess.Popen(full, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
 class RunningService:
@@ -67,7 +68,7 @@ class RunningService:
         before = len(self._log_text())
         with open(self.log, "ab") as log:
             full = [sys.executable, "-m", "prefetch", "serve", "--config", str(self._config)]
-            self._process = subprocess.Popen(full, cwd=_ROOT, env=self._env, stderr=log)
+            self._process = subprocess.Popen(full, cwd=ROOT, env=self._env, stderr=log)
         process = self._process
 
         def listening() -> str | None:
@@ -135,7 +136,7 @@ class RunningService:
             job = self.job(job_id)
             return job if job["state"] in states else None
 
-        return dict(wait_for(reached, f"a job to be {' or '.join(states)}"))
+        return wait_for(reached, f"a job to be {' or '.join(states)}")
 
     def wait_for_job_of(self, model: str, state: str) -> dict[str, Any]:
         """The job of that model, once it is in this state."""
@@ -144,7 +145,7 @@ class RunningService:
             jobs = self.ask("GET", "/v1/jobs", token=None)[1]["jobs"]
             return next((job for job in jobs if job["model"] == model and job["state"] == state), None)
 
-        return dict(wait_for(reached, f"a job to be {state}"))
+        return wait_for(reached, f"a job to be {state}")
 
     def events(self, job_id: str) -> Iterator[dict[str, Any]]:
         """Each event of the stream, until the service ends it."""
@@ -169,3 +170,6 @@ class RunningService:
 
     def _log_text(self) -> str:
         return self.log.read_text() if self.log.exists() else ""
+
+
+StartService = Callable[..., RunningService]

@@ -1,16 +1,11 @@
 """The gateway's own settings: one sentence for everything that is wrong with one."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from gateway.settings import Settings, load, parser
-from service_base.errors import SettingsError
-
-ROOT = Path(__file__).parents[3]
+from tests.support.refusals import refusal, refusal_of_process
 
 
 def test_tritons_from_every_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,13 +27,7 @@ def test_models_from_yaml_and_json(tmp_path: Path) -> None:
 
 def sentence(*arguments: str) -> str:
     """The one sentence that refuses these flags and the environment."""
-    with pytest.raises(SettingsError) as caught:
-        load(arguments)
-    text = str(caught.value)
-    assert text.isprintable()
-    assert len(text) < 1000
-    assert text.endswith(".")
-    return text
+    return refusal(lambda: load(arguments))
 
 
 @pytest.mark.parametrize(
@@ -127,12 +116,7 @@ def test_what_is_no_base_url_is_refused(url: str) -> None:
 def test_the_process_ends_with_the_sentence_and_code_2(
     arguments: list[str], variables: dict[str, str], message: str
 ) -> None:
-    command = [sys.executable, "-m", "gateway", *arguments]
-    ended = subprocess.run(command, env=os.environ | variables, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert ended.returncode == 2
-    (line,) = ended.stderr.splitlines()
-    assert line.startswith("gateway: ")
-    assert message in line
+    assert message in refusal_of_process("gateway", *arguments, **variables)
 
 
 def test_every_setting_is_a_flag_with_a_help_text() -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from devtools.paths import ROOT
 from metrics_proxy.directory import Directory
-from tests.support.metrics import wait_for
-from tests.support.metrics_writer import ROOT, Process, Writer, process
+from tests.support.metrics_writer import Process, Writer, process
+from tests.support.waiting import wait_for
 from tests.unit.metrics_proxy.test_directory import TOKENS, WAITING, samples
 from vllm_backend import alive
 from vllm_backend.contract import StartError

@@ -5,8 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from devtools.paths import ROOT
 from metrics_proxy.directory import Directory
-from tests.support.metrics import ROOT
 from tests.support.metrics_writer import Writer, process
 
 

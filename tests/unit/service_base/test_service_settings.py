@@ -7,10 +7,10 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from service_base.errors import SettingsError
 from service_base.flags import Flag, Parser, add_flags
 from service_base.settings import ServiceSettings, read
 from service_base.types import Bytes, Count, FolderPath, FromJson, Host, Listed, LogLevel, Port, Seconds
+from tests.support.refusals import refusal
 
 
 class Cup(BaseModel):
@@ -58,13 +58,7 @@ def load(*arguments: str) -> Settings:
 
 def sentence(*arguments: str) -> str:
     """The one sentence that refuses these flags and the environment."""
-    with pytest.raises(SettingsError) as caught:
-        load(*arguments)
-    text = str(caught.value)
-    assert text.isprintable()
-    assert len(text) < 1000
-    assert text.endswith(".")
-    return text
+    return refusal(lambda: load(*arguments))
 
 
 def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

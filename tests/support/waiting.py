@@ -1,0 +1,17 @@
+"""Waiting for a condition, and no longer: tests depend on no time of the machine, which may pause."""
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+_Value = TypeVar("_Value")
+_LIMIT_SECONDS = 90
+
+
+def wait_for(condition: Callable[[], _Value | None], what: str = "what must come to hold") -> _Value:
+    """The condition's value, once it is true."""
+    give_up_at = time.monotonic() + _LIMIT_SECONDS
+    while not (value := condition()):
+        assert time.monotonic() < give_up_at, f"waited too long for {what}"
+        time.sleep(0.02)
+    return value
