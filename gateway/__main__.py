@@ -1,5 +1,5 @@
-"""`python -m gateway`: settings, logs, the server; `python -m gateway check`: the self-check in its place. Exit code 2
-for a wrong setting."""
+"""`python -m gateway`: settings, logs, the server. In its place, `python -m gateway check`: the self-check; `python -m
+gateway keys`: clients' keys. Exit code 2 for a wrong setting."""
 
 import logging
 import os
@@ -8,6 +8,9 @@ import sys
 # transformers is used for its chat-template code alone; it must not tell every start that torch is absent.
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
+from gateway.access import command as keys
+from gateway.access.authentication import check_exposure
+from gateway.access.redaction import redact_logs
 from gateway.app import Gateway
 from gateway.check import command as check
 from gateway.server import Protocol
@@ -20,11 +23,15 @@ from service_base.server import listen, log_start, serve
 def main() -> int:
     if sys.argv[1:2] == ["check"]:
         return check.main(sys.argv[2:])
+    if sys.argv[1:2] == ["keys"]:
+        return keys.main(sys.argv[2:])
     try:
         settings = load()
         logs.configure(settings.log_level)
+        redact_logs()
         gateway = Gateway(settings)
         listener = listen(settings.host, settings.port)
+        check_exposure(listener.getsockname()[0], settings)
     except SettingsError as error:
         print(f"gateway: {error}", file=sys.stderr)
         return 2

@@ -4,6 +4,7 @@ FastAPI documents these routes too; requests for them never reach it (its routin
 more than the whole translation).
 """
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -16,17 +17,20 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
+from gateway.access.authentication import Access
 from gateway.api import document
 from gateway.api.chat import Chat
 from gateway.api.completions import Completions
 from gateway.api.generate import GenerateRoute
-from gateway.api.http import Receive, Scope, Send
+from gateway.api.http import Receive, Scope, Send, send_error
 from gateway.api.in_flight import InFlight
 from gateway.api.tokenize import Tokenization
 from gateway.checker import Checker
 from gateway.checker_lane import CannotStart
-from gateway.metrics import REGISTRY
 from gateway.models import ServedModel, by_name, named, served_models
+from gateway.observe import request_log
+from gateway.observe.metrics import REGISTRY
+from gateway.observe.record import ServiceLevel, begin, record_of
 from gateway.openai.errors import ApiError, bad_request
 from gateway.openai.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from gateway.routing.instances import Instance
@@ -51,6 +55,8 @@ class Gateway:
     """
 
     def __init__(self, settings: Settings) -> None:
+        self.access = Access(settings.keys_file)
+        self._level = ServiceLevel(settings.slo_ttft, settings.slo_itl)
         self.models = served_models(settings)
         self.instances = [
             Instance(f"triton-{i}", Connections(url, settings.connect_timeout)) for i, url in enumerate(settings.triton)
@@ -79,10 +85,20 @@ class Gateway:
         self._rest = self._fastapi()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] == "POST" and (route := self._ahead.get(scope["path"])):
-            await route(scope, receive, send)
-        else:
+        if scope["type"] != "http":
             await self._rest(scope, receive, send)
+            return
+        record, send = begin(scope, send)
+        try:
+            record.key = self.access.authenticate(scope)
+            route = self._ahead.get(scope["path"]) if scope["method"] == "POST" else None
+            await (route or self._rest)(scope, receive, send)
+        except ApiError as error:
+            record.error = error
+            await send_error(send, error)
+        finally:
+            record.finish(self._level)
+            request_log.write(record, self._level)
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
@@ -94,9 +110,11 @@ class Gateway:
             # Nothing is served yet; an exception here would only become a stack trace of uvicorn's.
             os._exit(1)
         self._control.start()
+        following = asyncio.create_task(self.access.follow())
         try:
             yield
         finally:
+            following.cancel()
             await self._control.close()
             await self._checker.close()
             for instance in self.instances:
@@ -149,12 +167,14 @@ class Gateway:
             raise AssertionError("this route stands ahead of FastAPI")
 
         @app.get("/v1/models", summary="List the served models")
-        async def models() -> dict[str, Any]:
-            return {"object": "list", "data": [entry(n, m) for m in self.models for n in m.names]}
+        async def models(request: Request) -> dict[str, Any]:
+            key = record_of(request.scope).key
+            served = [model for model in self.models if key.may_use(model.names)]
+            return {"object": "list", "data": [entry(name, model) for model in served for name in model.names]}
 
         @app.get("/v1/models/{name:path}", summary="One served model", responses=document.UNKNOWN_MODEL)
-        async def model(name: str) -> dict[str, Any]:
-            return entry(name, named(self._served, name))
+        async def model(name: str, request: Request) -> dict[str, Any]:
+            return entry(name, named(self._served, name, record_of(request.scope).key))
 
         @app.head("/health/live", include_in_schema=False)
         @app.get("/health/live", summary="Is the process alive?")
@@ -190,8 +210,9 @@ class Gateway:
         return why_not_ready(self.instances, model.triton_model)
 
 
-async def _on_api_error(_: Request, error: Exception) -> Response:
+async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
+    record_of(request.scope).error = error
     return JSONResponse(error.as_dict(), error.status, error.headers)
 
 
@@ -200,4 +221,5 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     what = f"{request.method} {request.url.path}"
     said = {404: f"{what} does not exist; see /docs.", 405: f"{what}: the method is not allowed; see /docs."}
     message = said.get(error.status_code, str(error.detail))
-    return JSONResponse(ApiError(error.status_code, message).as_dict(), error.status_code, error.headers)
+    shown = record_of(request.scope).error = ApiError(error.status_code, message)
+    return JSONResponse(shown.as_dict(), error.status_code, error.headers)

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tokenizers import Tokenizer
 
+from gateway.access.keys import ANONYMOUS, Key
 from gateway.files import is_folder, read_json, read_text
 from gateway.openai.errors import ApiError
 from gateway.output.parsers import OutputFormat, recognise
@@ -301,13 +302,14 @@ def by_name(models: Sequence[ServedModel]) -> dict[str, ServedModel]:
     return {name: model for model in models for name in model.names}
 
 
-def named(models: Mapping[str, ServedModel], name: str) -> ServedModel:
-    """The model that a client asks for. Raises a 404."""
+def named(models: Mapping[str, ServedModel], name: str, key: Key = ANONYMOUS) -> ServedModel:
+    """The model that a client asks for. Raises a 404, the same where it exists and the key may not use it."""
     model = models.get(name)
-    if model is None:
+    if model is None or not key.may_use(model.names):
+        unknown = "does not exist" if key.models is None else "does not exist, or this key may not use it"
         raise ApiError(
             404,
-            f"The model {name!r} does not exist; GET /v1/models lists those that do.",
+            f"The model {name!r} {unknown}; GET /v1/models lists those to ask for.",
             param="model",
             code="model_not_found",
         )

@@ -122,6 +122,12 @@ class Settings(ServiceSettings):
     max_in_flight: Count = Field(
         1024, description="open generations per model, one for each choice of a request; one more is 429"
     )
+    keys_file: FilePath | None = Field(
+        None, description="YAML file of clients' keys (python -m gateway keys); clients need none unless set"
+    )
+    allow_anonymous: bool = Field(False, description="listen on more than loopback without keys all the same")
+    slo_ttft: Seconds | None = Field(None, description="seconds to the first token that count as good")
+    slo_itl: Seconds | None = Field(None, description="mean seconds between an answer's tokens that count as good")
     request_timeout: Seconds = Field(600, description="seconds a request may take in all; then it is 504")
     connect_timeout: Seconds = Field(5, description="seconds to connect to a Triton server")
     shutdown_timeout: DrainSeconds = Field(30, description="seconds that running streams get to finish on SIGTERM")

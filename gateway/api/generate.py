@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from gateway import metrics
 from gateway.api.http import (
     AsgiSink,
     ClientGone,
@@ -32,12 +31,15 @@ from gateway.api.http import (
 from gateway.api.in_flight import InFlight
 from gateway.checker import Checker, NotValidated
 from gateway.models import ServedModel, named
+from gateway.observe import metrics
+from gateway.observe.record import CLIENT_GONE, Record, record_of
 from gateway.openai import sse
 from gateway.openai.errors import ApiError, bad_request, unavailable
 from gateway.openai.fields import Field, judge_extras
 from gateway.output.answer import Answer, usage
 from gateway.output.events import OutputParser
 from gateway.output.logprobs import TokenBytes
+from gateway.output.thinking import ThinkingTokens
 from gateway.routing.instances import Instance
 from gateway.routing.policy import choose, why_not_ready
 from gateway.settings import Settings
@@ -49,7 +51,6 @@ from gateway.triton.generation import Generation
 
 _log = logging.getLogger(__name__)
 
-_GONE_STATUS = 499
 # Past the deadline, for the client to take the error. One that does not read is let go then.
 _DEADLINE_GRACE_S = 2.0
 _LAST_WORD_S = 1.0
@@ -86,7 +87,8 @@ class Translation:
 
     `outputs` are the JSON outputs that are wanted. `places` says by what names the client knows the contract's
     (`contract.error_from`), given the number of a prompt. `writer` gets the answer's id and its time of creation.
-    `parser` makes a message of a choice's text, where it is more than content. `sampling` and `inputs` are added to
+    `parser` makes a message of a choice's text, where it is more than content; `thinking` tells its tokens apart.
+    `sampling` and `inputs` are added to
     what the fields say; `constraint` is what binds the answer (`is_optional`: only where it can be enforced), and
     `engine_form` makes of it, once it has been checked, what the engine gets; `checks` is what an answer is checked
     by in the end (None: its text by the constraint).
@@ -99,6 +101,7 @@ class Translation:
     writer: Callable[[str, int], Writer]
     warnings: list[str] = field(default_factory=list)
     parser: Callable[[], OutputParser | None] = lambda: None
+    thinking: Callable[[], ThinkingTokens | None] = lambda: None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     inputs: Mapping[str, Any] = field(default_factory=dict)
     constraint: Constraint | None = None
@@ -129,6 +132,7 @@ class _Job(Generic[_Request]):
 
     request: _Request
     model: ServedModel
+    record: Record
     generations: FanOut
     answers: list[Answer]
     writer: Writer
@@ -162,76 +166,73 @@ class GenerateRoute(Generic[_Request]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         deadline = asyncio.get_running_loop().time() + self._settings.request_timeout
-        name = ""
+        record = record_of(scope)
         try:
             async with asyncio.timeout_at(deadline):
                 body = await read_body(scope, receive, self._settings.max_body_bytes)
-            started = time.monotonic()
+            record.body_at = time.monotonic()
             request = self._dialect.parse(body)
-            model = named(self._models, request.model)
-            name = model.names[0]
+            model = named(self._models, request.model, record.key)
+            record.asks(model.names[0], stream=bool(request.stream))
             with self._in_flight.admitted(model, self._dialect.count_prompts(request), request.n or 1):
                 async with asyncio.timeout_at(deadline + _DEADLINE_GRACE_S):
-                    status = await self._answer(request, model, started, deadline, receive, send)
+                    await self._answer(request, model, record, deadline, receive, send)
         except ClientGone:
-            status = _GONE_STATUS
+            record.status = CLIENT_GONE
         except ApiError as error:
-            status = error.status
+            record.error = error
             await send_error(send, error)
         except TimeoutError:
-            status = await self._timed_out(name, send)
+            await self._timed_out(record, send)
         except asyncio.CancelledError:
             # The server ends its tasks when the time to drain is over; streams have said so to their clients.
-            status = _GONE_STATUS
+            record.status = CLIENT_GONE
         except Exception:
-            status = 500
-            await send_error(send, bug())
-        metrics.requests_total.labels(name, status).inc()
+            record.error = bug()
+            await send_error(send, record.error)
 
-    async def _timed_out(self, name: str, send: Send) -> int:
+    async def _timed_out(self, record: Record, send: Send) -> None:
         """The body did not come in time, or the client did not take its answer, past every deadline."""
-        if name:
-            _log.info("a client of model %s stopped reading; its connection is closed", name)
-            return _GONE_STATUS
-        error = ApiError(408, f"The body took longer than {self._settings.request_timeout:g} s.", code="body_timeout")
-        await send_error(send, error)
-        return error.status
+        if record.model:
+            _log.info("a client of model %s stopped reading; its connection is closed", record.model)
+            record.status = CLIENT_GONE
+            return
+        record.error = ApiError(
+            408, f"The body took longer than {self._settings.request_timeout:g} s.", code="body_timeout"
+        )
+        await send_error(send, record.error)
 
     async def _answer(
         self,
         request: _Request,
         model: ServedModel,
-        started: float,
+        record: Record,
         deadline: float,
         receive: Receive,
         send: Send,
-    ) -> int:
-        """Answer one request; returns the status that the client saw. An `ApiError` that is raised has
-        not been sent. `deadline` is in the loop's time."""
-        job = await self._prepare(request, model)
+    ) -> None:
+        """Answer one request. An `ApiError` that is raised has not been sent. `deadline` is in the loop's time."""
+        job = await self._prepare(request, model, record)
         watcher = watch_client(receive, lambda: job.generations.cancel(ClientGone()))
         alarm = asyncio.get_running_loop().call_at(deadline, job.generations.cancel, self._too_late())
         try:
             await job.generations.open()
+            record.admitted()
             if request.stream:
-                await self._stream(job, started, AsgiSink(send))
+                await self._stream(job, AsgiSink(send))
             else:
-                await self._whole(job, started, send)
-            return 200
+                await self._whole(job, send)
         except (ClientGone, OSError):
             # OSError: a send after the client is gone, as ASGI servers raise it.
-            metrics.cancelled_total.labels(model.names[0]).inc()
-            return _GONE_STATUS
+            record.status = CLIENT_GONE
         finally:
             job.generations.close()
             watcher.cancel()
             alarm.cancel()
             counts = usage(job.answers)
-            metrics.prompt_tokens_total.labels(model.names[0]).inc(counts["prompt_tokens"])
-            metrics.completion_tokens_total.labels(model.names[0]).inc(counts["completion_tokens"])
-            metrics.request_seconds.labels(model.names[0]).observe(time.monotonic() - started)
+            record.prompt_tokens, record.completion_tokens = counts["prompt_tokens"], counts["completion_tokens"]
 
-    async def _prepare(self, request: _Request, model: ServedModel) -> _Job[_Request]:
+    async def _prepare(self, request: _Request, model: ServedModel, record: Record) -> _Job[_Request]:
         options = request.stream_options
         if options is not None and not request.stream:
             raise bad_request("stream_options needs stream: true.", "stream_options")
@@ -250,6 +251,7 @@ class GenerateRoute(Generic[_Request]):
         contract = instance.models[model.triton_model]
         constraint = translation.constraint
         if constraint is not None:
+            record.constraint = constraint.kind
             metrics.structured_total.labels(model.names[0], constraint.kind).inc()
             try:
                 constraint = await self._checker.check(constraint, model.grammar_backend)
@@ -275,7 +277,7 @@ class GenerateRoute(Generic[_Request]):
             places = translation.places(number)
             for choice in range(choices):
                 index = len(answers)
-                answers.append(Answer(index, number, translation.parser()))
+                answers.append(Answer(index, number, translation.parser(), translation.thinking()))
                 asked = GenerateRequest(
                     prompt,
                     for_choice(sampling, choice),
@@ -286,14 +288,17 @@ class GenerateRoute(Generic[_Request]):
                     answer_id if len(translation.prompts) * choices == 1 else f"{answer_id}-{index}",
                 )
                 bodies.append((request_body(contract.backend, asked, model.max_model_len or model.trained_len), places))
+        record.entered(instance.name, len(bodies), 0.0)
         # Only now, when nothing can be refused any more: an open generation counts at its instance.
         while bodies:
             # One by one: a call makes a copy of its body.
             body, places = bodies.pop(0)
             generations.append(Generation(instance, model.triton_model, body, translation.outputs, places))
+        record.sent()
         return _Job(
             request,
             model,
+            record,
             FanOut(generations),
             answers,
             translation.writer(answer_id, int(time.time())),
@@ -325,11 +330,12 @@ class GenerateRoute(Generic[_Request]):
             code="deadline_exceeded",
         )
 
-    async def _stream(self, job: _Job[_Request], started: float, sink: Sink) -> None:
+    async def _stream(self, job: _Job[_Request], sink: Sink) -> None:
         await sink.start_stream(job.headers)
         writer = job.writer
         try:
             while news := await job.generations.next():
+                now = time.monotonic()
                 out = []
                 try:
                     for number, deltas in news:
@@ -337,10 +343,12 @@ class GenerateRoute(Generic[_Request]):
                         if deltas is None:
                             out.append(writer.finish(answer, self._reason(job, answer)))
                             continue
+                        before = answer.completion_tokens
                         for delta in deltas:
                             answer.add(delta)
                             out.append(writer.delta(answer, delta))
-                        self._saw_text(job, answer, started)
+                        if answer.completion_tokens > before:
+                            job.record.tokens(number, answer.completion_tokens - before, now)
                 finally:
                     # Also what came before an end that is no proper one.
                     if data := b"".join(out):
@@ -350,6 +358,7 @@ class GenerateRoute(Generic[_Request]):
                 # Too late for this client; the operator is told all the same.
                 await self._violations(job, [a for a in job.answers if a.finish_reason == "stop"])
         except ApiError as error:
+            job.record.error = error
             await sink.write(sse.error_event(error))
         except asyncio.CancelledError:
             # The time to drain is over, or the client does not read: then not even this gets through.
@@ -361,21 +370,25 @@ class GenerateRoute(Generic[_Request]):
         except (ClientGone, OSError):
             raise
         except Exception:
-            await sink.write(sse.error_event(bug()))
+            job.record.error = bug()
+            await sink.write(sse.error_event(job.record.error))
         await sink.end()
 
-    async def _whole(self, job: _Job[_Request], started: float, send: Send) -> None:
+    async def _whole(self, job: _Job[_Request], send: Send) -> None:
         ends: dict[int, str] = {}
         while news := await job.generations.next():
+            now = time.monotonic()
             for number, deltas in news:
                 answer = job.answers[number]
                 if deltas is None:
                     # An answer that is no proper one ends the others too, now.
                     ends[number] = self._reason(job, answer)
                     continue
+                before = answer.completion_tokens
                 for delta in deltas:
                     answer.add(delta)
-                self._saw_text(job, answer, started)
+                if answer.completion_tokens > before:
+                    job.record.tokens(number, answer.completion_tokens - before, now)
         reasons = [ends[number] for number in range(len(job.answers))]
         headers = job.headers
         finished = [answer for answer, reason in zip(job.answers, reasons, strict=True) if reason == "stop"]
@@ -384,14 +397,11 @@ class GenerateRoute(Generic[_Request]):
 
     def _reason(self, job: _Job[_Request], answer: Answer) -> str:
         try:
-            return answer.finish(job.constraint_kind)
+            reason = answer.finish(job.constraint_kind)
+            job.record.ended(reason)
+            return reason
         except ApiError as error:
             raise (error if len(job.answers) == 1 else error.of(f"Choice {answer.index}")) from None
-
-    def _saw_text(self, job: _Job[_Request], answer: Answer, started: float) -> None:
-        if not answer.begun and any(answer.parts):
-            answer.begun = True
-            metrics.time_to_first_token.labels(job.model.names[0]).observe(time.monotonic() - started)
 
     async def _violations(self, job: _Job[_Request], answers: Sequence[Answer]) -> list[Header]:
         """Check finished answers against what binds them: the client is told, the operator too."""
@@ -437,6 +447,12 @@ def json_outputs(request: Any, contract: ModelContract, *, logprobs: bool) -> li
     if ends_otherwise and "return_stop_reason" in contract.inputs:
         outputs.append("stop_reason")
     return outputs
+
+
+def from_first_token(contract: ModelContract) -> dict[str, bool]:
+    """The backend's inputs for a constraint that holds from the answer's first token. Unless told, an engine with a
+    reasoning parser waits for an end of the thinking that may never come."""
+    return {"reasoning_ended": True} if "reasoning_ended" in contract.inputs else {}
 
 
 def token_bytes(model: ServedModel) -> TokenBytes:

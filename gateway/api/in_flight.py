@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from gateway import metrics
 from gateway.models import ServedModel
 from gateway.openai.errors import ApiError, bad_request
 
@@ -36,9 +35,7 @@ class InFlight:
                 headers={"retry-after": "1"},
             )
         self._open[model.triton_model] += generations
-        metrics.in_flight.labels(model.names[0]).inc(generations)
         try:
             yield
         finally:
             self._open[model.triton_model] -= generations
-            metrics.in_flight.labels(model.names[0]).dec(generations)

@@ -5,15 +5,18 @@ generate routes are, so that a body is read, limited and judged in the same way.
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import orjson
 
+from gateway.access.keys import Key
 from gateway.api.generate import bug
 from gateway.api.http import ClientGone, Receive, Scope, Send, read_body, send_error, send_json, warning_headers
 from gateway.api.in_flight import InFlight
 from gateway.models import ServedModel, named
+from gateway.observe.record import CLIENT_GONE, record_of
 from gateway.openai.errors import ApiError, bad_request
 from gateway.openai.fields import DETOKENIZE, TOKENIZE, judge_extras
 from gateway.openai.schema import TokenizeRequest, parse_detokenize, parse_tokenize
@@ -23,8 +26,8 @@ from gateway.tokenizer import ModelTokenizer
 # A text of some megabytes takes seconds. The event loop goes on meanwhile, if it gets its share of the cores.
 _THREADS = 2
 
-_Endpoint = Callable[[bytes], Awaitable[tuple[bytes, list[str]]]]
-"""A body → the answer and the warnings."""
+_Endpoint = Callable[[bytes, Key], Awaitable[tuple[bytes, list[str]]]]
+"""A body, and whose it is → the answer and the warnings."""
 
 
 class Tokenization:
@@ -45,30 +48,35 @@ class Tokenization:
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send, endpoint: _Endpoint) -> None:
         limit = self._settings.request_timeout
+        record = record_of(scope)
         late: ApiError | None = ApiError(408, f"The body took longer than {limit:g} s.", code="body_timeout")
         try:
             async with asyncio.timeout(limit):
                 body = await read_body(scope, receive, self._settings.max_body_bytes)
                 late = ApiError(504, f"The answer took longer than {limit:g} s.", code="deadline_exceeded")
-                answer, warnings = await endpoint(body)
+                record.body_at = time.monotonic()
+                answer, warnings = await endpoint(body, record.key)
             late = None
             # A client that does not read its answer is let go.
             async with asyncio.timeout(limit):
                 await send_json(send, 200, answer, warning_headers(warnings))
         except (ClientGone, OSError):
             # OSError: a send after the client is gone, as ASGI servers raise it.
-            return
+            record.status = CLIENT_GONE
         except ApiError as error:
+            record.error = error
             await send_error(send, error)
         except TimeoutError:
             if late is not None:
+                record.error = late
                 await send_error(send, late)
         except Exception:
-            await send_error(send, bug())
+            record.error = bug()
+            await send_error(send, record.error)
 
-    async def _tokenize(self, body: bytes) -> tuple[bytes, list[str]]:
+    async def _tokenize(self, body: bytes, key: Key) -> tuple[bytes, list[str]]:
         request = parse_tokenize(body)
-        model, tokenizer = self._tokenizer(request.model)
+        model, tokenizer = self._tokenizer(request.model, key)
         warnings = judge_extras(request.model_extra or {}, TOKENIZE, strict=self._settings.strict_fields)
         if request.prompt is not None:
             text, adds = request.prompt, request.add_special_tokens is not False
@@ -87,9 +95,9 @@ class Tokenization:
 
         return await self._in_thread(model, work), warnings
 
-    async def _detokenize(self, body: bytes) -> tuple[bytes, list[str]]:
+    async def _detokenize(self, body: bytes, key: Key) -> tuple[bytes, list[str]]:
         request = parse_detokenize(body)
-        model, tokenizer = self._tokenizer(request.model)
+        model, tokenizer = self._tokenizer(request.model, key)
         warnings = judge_extras(request.model_extra or {}, DETOKENIZE, strict=self._settings.strict_fields)
 
         def work() -> bytes:
@@ -100,8 +108,8 @@ class Tokenization:
 
         return await self._in_thread(model, work), warnings
 
-    def _tokenizer(self, name: str) -> tuple[ServedModel, ModelTokenizer]:
-        model = named(self._models, name)
+    def _tokenizer(self, name: str, key: Key) -> tuple[ServedModel, ModelTokenizer]:
+        model = named(self._models, name, key)
         if model.tokenizer is None:
             raise ApiError(400, model.no_tokenizer, param="model", code="model_without_tokenizer")
         return model, model.tokenizer

@@ -19,6 +19,9 @@ class Limits:
     tokens_per_minute: int | None = None
 
 
+UNLIMITED = Limits()
+
+
 @dataclass(frozen=True, slots=True)
 class Exceeded:
     """Why a request has to wait. `limit` is the name of the limit and `per_minute` its value; after `retry_after`

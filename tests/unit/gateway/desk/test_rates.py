@@ -4,9 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.desk.rates import Exceeded, Limits, Rates
-
-UNLIMITED = Limits()
+from gateway.desk.rates import UNLIMITED, Exceeded, Limits, Rates
 
 
 def test_a_minute_s_worth_at_once_and_then_one_at_a_time() -> None:

@@ -1,0 +1,60 @@
+"""The log line of a request: all that is known of it when it is over, in one object. `docs/operations.md` explains each
+field. A field that says nothing is left out.
+"""
+
+import logging
+from typing import Any
+
+from gateway.observe.record import Record, ServiceLevel
+
+_log = logging.getLogger("gateway.request")
+
+_PATH_CHARACTERS = 200
+
+
+def write(record: Record, level: ServiceLevel) -> None:
+    """Probes and scrapes come every few seconds and are told at level debug."""
+    severity = logging.DEBUG if record.is_probe else logging.INFO
+    if _log.isEnabledFor(severity):
+        _log.log(severity, "request", extra=fields(record, level))
+
+
+def fields(record: Record, level: ServiceLevel) -> dict[str, Any]:
+    """Times are in seconds, from the request's last byte on, unless they say otherwise."""
+    said: dict[str, Any] = {
+        "request_id": record.request_id,
+        "method": record.method,
+        "path": record.path[:_PATH_CHARACTERS],
+        "status": record.status,
+        "key": record.key.name,
+        "model": record.model,
+        "instance": record.instance,
+        "reason": record.reason,
+        "error": record.error and (record.error.code or f"status_{record.error.status}"),
+        "constraint": record.constraint,
+        "retries": record.retries,
+        "trace_id": record.trace and record.trace.trace_id,
+        "total": round(record.ended_at - (record.body_at or record.started_at), 6),
+    }
+    if record.choices:
+        said |= {
+            "stream": record.stream,
+            "choices": record.choices,
+            "prompt_tokens": record.prompt_tokens,
+            "completion_tokens": record.completion_tokens,
+            "queue": round(record.queue_seconds, 6),
+            "sent": _after(record, record.sent_at),
+            "head": _after(record, record.head_at),
+            "first_token": _after(record, record.first_token_at),
+            "mean_itl": _rounded(record.mean_itl()),
+            "slo_met": record.met(level),
+        }
+    return {name: value for name, value in said.items() if value not in (None, "")}
+
+
+def _after(record: Record, mark: float) -> float | None:
+    return round(mark - record.body_at, 6) if mark else None
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 6)
