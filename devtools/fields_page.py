@@ -46,6 +46,8 @@ _RULES = """\
 - Types are JSON's: `"0.5"` is no number and `"false"` no boolean. A wrong type, a value out of bounds and a key that
   stands twice are a 400 with the place, such as `messages[0].content`.
 - A *harmless* value asks for nothing, so it is accepted wherever the field itself cannot be.
+- A field that has *no effect* beside what else the request holds is named in `x-gateway-warning`. With
+  `max_tokens: 0` (completions with `echo`) nothing is generated: what concerns the answer's tokens is named there too.
 - What the model's chat template does not read has no effect there and is named in `x-gateway-warning`: `documents`,
   `reasoning_effort`, a member of `chat_template_kwargs`, a message's `name`, `tool_calls` or `reasoning_content`.
   `tools` that the model is free to call are a 400 there.
@@ -130,7 +132,8 @@ def _backend(field: Field) -> str:
 
 def _note(field: Field) -> str:
     harmless = f" Harmless: {_values(field.harmless)}." if field.harmless else ""
-    return field.note.replace("|", "\\|") + harmless
+    idle = f" No effect where {field.idle}." if field.idle else ""
+    return field.note.replace("|", "\\|") + harmless + idle
 
 
 def _ignored_values(field: Field) -> str:

@@ -42,6 +42,8 @@ class ModelTokenizer:
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         """The tokens that `skip_special_tokens` leaves out of a text."""
         inside, first = _rules(tokenizer.decoder)
+        self.knows_bytes = inside is not _unknown
+        """Whether `token_bytes` knows its tokens at all."""
         self._bytes = _Memo(self._string, inside)
         self._first_bytes = _Memo(self._string, first)
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
-from gateway.api.generate import Check, Translation, json_outputs, stop_reason, token_bytes
+from gateway.api.generate import Check, Translation, from_first_token, json_outputs, stop_reason, token_bytes
 from gateway.models import ServedModel
 from gateway.openai import sse
 from gateway.openai.errors import bad_request
-from gateway.openai.fields import CHAT
+from gateway.openai.fields import CHAT, has_no_effect
 from gateway.openai.schema import ChatRequest, Message, StreamOptions, parse_chat
 from gateway.output.answer import Answer, usage_of
 from gateway.output.events import CallArguments, CallStart, Content, Event, OutputParser, Reasoning
@@ -16,14 +16,16 @@ from gateway.output.first_call import FirstCall
 from gateway.output.logprobs import ChatLogprobs, Position
 from gateway.output.parsers import finish_reason
 from gateway.output.reasoning import MARKS
+from gateway.output.thinking import Withheld, without_thinking
 from gateway.output.tools import FAMILIES
-from gateway.translate.after_reasoning import after_reasoning
+from gateway.translate.after_reasoning import after_analysis, after_reasoning
 from gateway.translate.call_tag import call_tag
 from gateway.translate.prompt import ChatTemplate
 from gateway.translate.structured import Constraint
-from gateway.translate.tool_choice import ToolUse, calls_constraint, tool_use
+from gateway.translate.tool_choice import ToolUse, calls_constraint, tool_use, without_effect
 from gateway.triton.contract import Backend, Delta, ModelContract
 
+_T = TypeVar("_T")
 _PLACES = {"prompt": "messages", "logprobs": "top_logprobs", "extra_args": "vllm_xargs"}
 
 
@@ -59,7 +61,12 @@ class Chat:
         # The stock backend has the tokenizer add its BOS to a prompt that already begins with one.
         if contract.backend is Backend.STOCK and model.added_bos and not request.add_special_tokens:
             text = text.removeprefix(model.added_bos)
-        warnings = [*prompt.warnings]
+        needs_special_tokens = model.output.needs_special_tokens(bool(use.tools))
+        warnings = [
+            *prompt.warnings,
+            *without_effect(use, request.tools, request.tool_choice, request.parallel_tool_calls),
+            *_without_effect(request, model, needs_special_tokens),
+        ]
         if use.is_bound:
             if constraint is not None:
                 warnings.append(f"{constraint.place} was ignored: tool_choice binds the answer to be a call")
@@ -67,6 +74,7 @@ class Chat:
         elif use.tools and constraint is not None:
             warnings.append(f"tools cannot be called: {constraint.place} binds the answer")
         of_text = constraint
+        warnings += _not_strict(use, model, of_text)
         if use.tools and constraint is None:
             constraint = _free_calls(use, model)
         translation = Translation(
@@ -78,15 +86,59 @@ class Chat:
             warnings,
             parser=partial(_parser, request, model, prompt.text, use),
             # The marks of calls and of thinking may be special tokens.
-            sampling={"skip_special_tokens": False} if model.output.needs_special_tokens(bool(use.tools)) else {},
+            sampling={"skip_special_tokens": False} if needs_special_tokens else {},
+            inputs=from_first_token(contract) if constraint is not None else {},
             constraint=constraint,
             is_optional=of_text is None,
             checks=partial(_checks, use, of_text) if model.output.reasoning_parser or use.tools else None,
         )
+        if model.output.reasoning_parser is not None:
+            _tell_tokens_apart(translation, request, model, contract, prompt.text)
         # The tag of free calls allows any text ahead of a call, thinking too.
-        if of_text is not None and model.output.reasoning_parser is not None:
+        if of_text is not None and (model.output.reasoning_parser is not None or model.output.is_harmony):
             _bind_after_thinking(translation, model, contract, prompt.text)
         return translation
+
+
+def _without_effect(request: ChatRequest, model: ServedModel, needs_special_tokens: bool) -> list[str]:
+    idle = []
+    if request.echo and not _last_answer(request.messages):
+        idle.append("echo")
+    if request.include_reasoning is False and model.output.reasoning_parser is None:
+        idle.append("include_reasoning")
+    if request.skip_special_tokens and needs_special_tokens:
+        idle.append("skip_special_tokens")
+    return [has_no_effect(CHAT[name]) for name in idle]
+
+
+def _not_strict(use: ToolUse, model: ServedModel, of_text: Constraint | None) -> list[str]:
+    """Warnings of functions that are to be called by their schema, where nothing makes the model do that."""
+    if of_text is not None or model.tool_structural_tag:
+        return []
+    return [
+        f"strict of the function {tool.function.name} is not enforced where the model is free to call (its arguments "
+        "are checked)"
+        for tool in use.tools
+        if tool.function.strict
+    ]
+
+
+def _tell_tokens_apart(
+    translation: Translation, request: ChatRequest, model: ServedModel, contract: ModelContract, prompt: str
+) -> None:
+    """The thinking's tokens from the others, which are counted, and may be hidden."""
+    known = model.tokenizer is not None and model.tokenizer.knows_bytes and "return_token_ids" in contract.inputs
+    if not known and request.return_token_ids and request.include_reasoning is False:
+        raise bad_request(
+            "include_reasoning: false cannot leave the thinking's token ids out without the model's tokenizer.json "
+            "(setting models[].tokenizer); leave out return_token_ids.",
+            "include_reasoning",
+            "unsupported_parameter",
+        )
+    if known and "token_ids" not in translation.outputs:
+        translation.outputs.append("token_ids")
+    if known or request.logprobs:
+        translation.thinking = partial(model.output.thinking_tokens, prompt, token_bytes(model))
 
 
 def _free_calls(use: ToolUse, model: ServedModel) -> Constraint | None:
@@ -99,27 +151,33 @@ def _free_calls(use: ToolUse, model: ServedModel) -> Constraint | None:
 
 def _bind_after_thinking(translation: Translation, model: ServedModel, contract: ModelContract, prompt: str) -> None:
     """A constraint binds the answer and not the thinking before it."""
-    is_over = model.output.reasoning_is_over(prompt)
-    if "reasoning_ended" in contract.inputs:
-        translation.inputs = {"reasoning_ended": is_over}
+    if model.output.reasoning_is_over(prompt):
+        return
+    if model.output.begins_in_reasoning(prompt) and "reasoning_ended" in contract.inputs:
+        translation.inputs = {"reasoning_ended": False}
         # The client knows nothing of this input: what cannot be had is what binds the answer.
         assert translation.constraint is not None
         places = _PLACES | {"reasoning_ended": translation.constraint.place}
         translation.places = lambda _: places
-    elif not is_over:
-        translation.engine_form = partial(_one_grammar, model, prompt)
+        return
+    # Where the model itself opens its thinking, or does not, the engine would wait for an end that may never come.
+    translation.engine_form = partial(_one_grammar, model, prompt)
 
 
 def _one_grammar(model: ServedModel, prompt: str, constraint: Constraint) -> Constraint:
-    """For a backend that cannot be told when the thinking ends."""
-    marks = MARKS.get(model.output.reasoning_parser or "")
-    opened = model.output.begins_in_reasoning(prompt)
+    """Of the thinking and what binds the answer behind it, for an engine that is not told when the thinking ends."""
     added_tokens = None if model.tokenizer is None else model.tokenizer.added_tokens
-    form = None if marks is None else after_reasoning(constraint, marks, opened, model.grammar_backend, added_tokens)
+    if model.output.is_harmony:
+        form = after_analysis(constraint, prompt, model.grammar_backend, added_tokens)
+    else:
+        marks = MARKS[model.output.reasoning_parser or ""]
+        opened = model.output.begins_in_reasoning(prompt)
+        form = after_reasoning(constraint, marks, opened, model.grammar_backend, added_tokens)
     if form is None:
         raise bad_request(
-            f"{constraint.place}: a model that thinks first cannot be bound to this by Triton's stock vLLM backend; "
-            "switch the thinking off in chat_template_kwargs, or install this project's vllm_backend.",
+            f"{constraint.place}: the engine's grammar backend ({model.grammar_backend or 'an unknown one'}) cannot "
+            "bind an answer to this behind a thinking of which it is not told where it ends. Use a JSON schema, switch "
+            "the thinking off in chat_template_kwargs, or have the engine use guidance (structured_outputs_backend).",
             constraint.place,
             "unsupported_parameter",
         )
@@ -184,6 +242,8 @@ class _Writer:
         self._echo = _last_answer(request.messages) if request.echo else ""
         self._prompt = {"prompt_text": prompt} if request.return_prompt_text else {}
         self._shows_reasoning = request.include_reasoning is not False
+        self._shows_ids = bool(request.return_token_ids)
+        self._withheld: dict[int, Withheld] = {}
         self._is_named = use.named is not None
         self._logprobs = (
             ChatLogprobs(
@@ -201,18 +261,16 @@ class _Writer:
         begin = b"" if answer.index in self._begun else self._begin(answer, counts)
         logprobs, members = None, sse.NONE
         if delta.outputs:
-            logprobs = self._content(delta.outputs.get("logprobs") or ())
-            if (token_ids := delta.outputs.get("token_ids")) is not None:
-                members = {"token_ids": token_ids}
+            logprobs, members = self._of_tokens(answer, delta.outputs)
         if answer.parser is not None:
-            return begin + self._parsed(answer, counts, logprobs or None, members)
+            return begin + self._parsed(answer, counts, logprobs, members)
         if not delta.text and not logprobs and not members.get("token_ids"):
             return begin
         return begin + self._events.content(answer.index, delta.text, counts, logprobs, members)
 
     def finish(self, answer: Answer, reason: str) -> bytes:
         counts = self._counts(answer)
-        rest = self._parsed(answer, counts, None, sse.NONE) if answer.parser is not None else b""
+        rest = self._parsed(answer, counts, *self._of_tokens(answer, {})) if answer.parser is not None else b""
         return rest + self._events.finish(answer.index, self._reason(answer, reason), counts, stop_reason(answer))
 
     def end(self, counts: Mapping[str, Any]) -> bytes:
@@ -224,8 +282,9 @@ class _Writer:
                 answer.index,
                 self._message(answer),
                 self._reason(answer, reason),
-                self._content(answer.logprobs),
-                stop_reason(answer) | ({"token_ids": answer.token_ids} if answer.prompt_token_ids is not None else {}),
+                self._content(self._shown(answer, answer.logprobs)),
+                stop_reason(answer)
+                | ({"token_ids": self._shown(answer, answer.token_ids)} if self._shows_ids else {}),
             )
             for answer, reason in zip(answers, reasons, strict=True)
         ]
@@ -256,6 +315,23 @@ class _Writer:
             # The parser holds the text back.
             out.append(self._events.delta(answer.index, {}, counts, logprobs, members))
         return b"".join(out)
+
+    def _of_tokens(
+        self, answer: Answer, outputs: Mapping[str, Any]
+    ) -> tuple[list[dict[str, Any]] | None, Mapping[str, Any]]:
+        """The log probabilities and ids of a response's tokens, as far as they are asked for and may be shown."""
+        positions: Sequence[Position] = outputs.get("logprobs") or ()
+        ids: Sequence[int] = outputs.get("token_ids") or () if self._shows_ids else ()
+        if answer.thinking is not None and not self._shows_reasoning:
+            if answer.index not in self._withheld:
+                self._withheld[answer.index] = Withheld(answer.thinking)
+            positions, ids = self._withheld[answer.index].pass_on(positions, ids)
+        return self._content(positions) or None, {"token_ids": ids} if ids else sse.NONE
+
+    def _shown(self, answer: Answer, items: Sequence[_T]) -> Sequence[_T]:
+        """Of what each token has, that which is not of a thinking that is hidden."""
+        hides = answer.thinking is not None and not self._shows_reasoning
+        return without_thinking(items, answer.thinking) if hides and answer.thinking else items
 
     def _deltas(self, events: Iterable[Event]) -> Iterator[dict[str, Any]]:
         for event in events:

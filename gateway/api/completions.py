@@ -4,14 +4,15 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from gateway.api.generate import Translation, json_outputs, stop_reason, token_bytes
+from gateway.api.generate import Translation, from_first_token, json_outputs, stop_reason, token_bytes
 from gateway.models import ServedModel
 from gateway.openai import sse
 from gateway.openai.errors import ApiError, bad_request
-from gateway.openai.fields import COMPLETION
+from gateway.openai.fields import COMPLETION, has_no_effect
 from gateway.openai.schema import CompletionRequest, StreamOptions, parse_completion
 from gateway.output.answer import Answer, usage_of
 from gateway.output.logprobs import CompletionLogprobs, TokenBytes
+from gateway.translate.sampling import generates_nothing
 from gateway.translate.structured import Constraint
 from gateway.triton.contract import Backend, Delta, ModelContract
 
@@ -49,8 +50,20 @@ class Completions:
         if request.echo and request.logprobs is not None:
             # The prompt's tokens are part of the answer, and the first has no log probability to be named by.
             outputs += [name for name in ("prompt_logprobs", "prompt_token_ids") if name not in outputs]
+        bound = None if generates_nothing(request) else constraint
+        warnings = []
+        if request.add_special_tokens and not isinstance(prompts[0], str):
+            warnings.append(has_no_effect(COMPLETION["add_special_tokens"]))
         return Translation(
-            sent, adds, outputs, places, partial(_Writer, request, model, texts), constraint=constraint
+            sent,
+            adds,
+            outputs,
+            places,
+            partial(_Writer, request, model, texts),
+            warnings,
+            # All of the text is the answer, whatever it begins with.
+            inputs=from_first_token(contract) if bound else {},
+            constraint=bound,
         )
 
 
@@ -127,7 +140,7 @@ class _Writer:
         self._model = model
         self._texts = texts
         # With echo, a limit of 0 means: the prompt alone. The engine has generated one token all the same.
-        self._prompt_alone = request.max_tokens == 0
+        self._prompt_alone = generates_nothing(request)
         self._begun: set[int] = set()
         self._logprobs: dict[int, CompletionLogprobs] = {}
 

@@ -43,7 +43,7 @@ from gateway.output.thinking import ThinkingTokens
 from gateway.routing.instances import Instance
 from gateway.routing.policy import choose, why_not_ready
 from gateway.settings import Settings
-from gateway.translate.sampling import for_choice, inputs, refuse_missing, sampling_parameters
+from gateway.translate.sampling import for_choice, inputs, refuse_missing, sampling_parameters, without_effect
 from gateway.translate.structured import FIELDS, Constraint, constraint_of
 from gateway.triton.contract import Delta, GenerateRequest, ModelContract, request_body
 from gateway.triton.fan_out import FanOut
@@ -266,6 +266,7 @@ class GenerateRoute(Generic[_Request]):
                 now, translation = self._translate(request, model, own)
             instance, contract = now, now.models[model.triton_model]
         sampling = {**sampling, **translation.sampling}
+        warnings += without_effect(request, sampling)
         further = {**further, **translation.inputs}
         value = translation.engine_form(constraint).engine_value() if constraint else None
         choices = request.n or 1

@@ -34,7 +34,8 @@ class Field:
     A forwarded field becomes the sampling parameter `key`, or the backend's input `input`. `stock` is False
     where NVIDIA's stock backend cannot take it, `needs` names an input that the backend must declare for it.
     `harmless` are values that ask for nothing and are accepted wherever the field itself cannot be; `only` are
-    the values that may be ignored (None: any).
+    the values that may be ignored (None: any). `idle` says where a value that asks for something has no
+    effect; a warning then says so (`has_no_effect`).
     """
 
     name: str
@@ -48,10 +49,13 @@ class Field:
     harmless: tuple[Any, ...] = ()
     only: tuple[Any, ...] | None = None
     later: bool = False
+    idle: str = ""
 
 
-def _forwarded(name: str, origin: Origin, note: str, *, key: str | None = None, stock: bool = True) -> Field:
-    return Field(name, Fate.FORWARDED, origin, note, key=key or name, stock=stock)
+def _forwarded(
+    name: str, origin: Origin, note: str, *, key: str | None = None, stock: bool = True, idle: str = ""
+) -> Field:
+    return Field(name, Fate.FORWARDED, origin, note, key=key or name, stock=stock, idle=idle)
 
 
 def _input(name: str, origin: Origin, note: str, *harmless: Any) -> Field:
@@ -59,8 +63,10 @@ def _input(name: str, origin: Origin, note: str, *harmless: Any) -> Field:
     return Field(name, Fate.FORWARDED, origin, note, input=name, needs=name, stock=False, harmless=harmless)
 
 
-def _done(name: str, origin: Origin, note: str, *harmless: Any, needs: str | None = None) -> Field:
-    return Field(name, Fate.DONE, origin, note, needs=needs, stock=needs is None, harmless=harmless)
+def _done(
+    name: str, origin: Origin, note: str, *harmless: Any, needs: str | None = None, idle: str = ""
+) -> Field:
+    return Field(name, Fate.DONE, origin, note, needs=needs, stock=needs is None, harmless=harmless, idle=idle)
 
 
 def _later(name: str, origin: Origin, note: str, *harmless: Any) -> Field:
@@ -79,6 +85,8 @@ def _ignored(name: str, note: str, only: tuple[Any, ...] | None = None) -> Field
 _MAX_EXTRAS = 200
 
 _O, _V, _L = Origin.OPENAI, Origin.VLLM, Origin.LEGACY
+
+_SKIPS = "Leave special tokens out of the text; true unless set."
 
 # What all requests for an answer share: what is asked and how it comes back, and all the rest.
 _ASKED = (
@@ -111,10 +119,16 @@ _GENERATE = (
     _forwarded("ignore_eos", _V, "Go on after the end token."),
     _forwarded("bad_words", _V, "Words that must not appear."),
     _forwarded("allowed_token_ids", _V, "The only tokens that may appear."),
-    _forwarded("skip_special_tokens", _V, "Leave special tokens out of the text; true unless set."),
-    _forwarded("spaces_between_special_tokens", _V, "True unless set."),
+    _forwarded(
+        "spaces_between_special_tokens",
+        _V,
+        "True unless set.",
+        idle="special tokens are left out of the text (skip_special_tokens)",
+    ),
     _forwarded("vllm_xargs", _V, "Arguments of custom logits processors.", key="extra_args"),
-    _forwarded("stream_interval", _V, "Tokens per chunk of a stream.", stock=False),
+    _forwarded(
+        "stream_interval", _V, "Tokens per chunk of a stream.", stock=False, idle="the answer is not streamed"
+    ),
     _forwarded(
         "thinking_token_budget",
         _V,
@@ -137,7 +151,8 @@ _GENERATE = (
     _forwarded(
         "logprob_token_ids",
         _V,
-        "Log probabilities of just these tokens; needs logprobs, and not vLLM's V1 runner, which all CPUs have.",
+        "Log probabilities of just these tokens, in place of the best-ranked ones, for which none may be asked beside "
+        "it; needs logprobs, and not vLLM's V1 runner, which all CPUs have.",
         stock=False,
     ),
     Field(
@@ -150,18 +165,23 @@ _GENERATE = (
         stock=False,
     ),
     _done("return_token_ids", _V, "Token ids beside the text.", False, needs="return_token_ids"),
-    _done("return_tokens_as_token_ids", _V, "Log probabilities name a token as token_id:N."),
+    _done(
+        "return_tokens_as_token_ids",
+        _V,
+        "Log probabilities name a token as token_id:N.",
+        idle="no log probabilities are asked for",
+    ),
     _done("request_id", _V, "Makes up the answer's id, which the engine's log repeats."),
     # Cannot change the answer.
     _ignored("user", "Names the end user."),
     # Not what this server does.
     _refused("use_beam_search", _V, "The engine's V1 has no beam search in one request.", False),
-    _refused("length_penalty", _V, "Belongs to beam search.", 1.0, 1),
-    _refused("best_of", _V, "Removed from vLLM; ask for n choices and choose among them.", 1),
-    _refused("mm_payload", _V, "Belongs to rendering alone.", "tensors"),
-    _refused("return_mm_kwargs", _V, "Belongs to rendering alone."),
-    _refused("return_token_offsets", _V, "Belongs to rendering alone.", False),
-    _refused("routed_experts_prompt_start", _V, "For training, not for serving.", 0),
+    _refused("length_penalty", _V, "It belongs to beam search.", 1.0, 1),
+    _refused("best_of", _V, "vLLM has removed it; ask for n choices and choose among them.", 1),
+    _refused("mm_payload", _V, "It belongs to rendering alone.", "tensors"),
+    _refused("return_mm_kwargs", _V, "It belongs to rendering alone."),
+    _refused("return_token_offsets", _V, "It belongs to rendering alone.", False),
+    _refused("routed_experts_prompt_start", _V, "It is for training, not for serving.", 0),
     _refused("kv_transfer_params", _V, "Disaggregated serving is set up between engines, not by clients."),
     _refused("ec_transfer_params", _V, "Disaggregated serving is set up between engines, not by clients."),
     _refused("logits_processors", _V, "Code from a client is not run; see vllm_xargs."),
@@ -182,7 +202,18 @@ _CHAT = (
     _done("add_special_tokens", _V, "Add the tokenizer's special tokens to what the template wrote; false unless set."),
     _done("chat_template_kwargs", _V, "Variables for the chat template."),
     _done("documents", _V, "Given to the chat template."),
-    _done("echo", _V, "The answer begins with the last message, if that is the assistant's."),
+    _done(
+        "echo",
+        _V,
+        "The answer begins with the last message.",
+        idle="the last message is not the assistant's, or has no text",
+    ),
+    _forwarded(
+        "skip_special_tokens",
+        _V,
+        _SKIPS,
+        idle="calls or thinking are read from the answer, since their marks may be special tokens",
+    ),
     _done("return_prompt_text", _V, "The rendered prompt in the answer."),
     # Cannot change the answer.
     _ignored("metadata", "Labels of a stored answer; nothing is stored."),
@@ -192,24 +223,34 @@ _CHAT = (
     _ignored("service_tier", "There is one tier.", only=("auto", "default")),
     # Tools and thinking.
     _done("tools", _O, "Functions that the model may call, shown to it by its chat template.", []),
-    _done("tool_choice", _O, "none, auto, required, one function, or allowed_tools; auto unless set."),
-    _done("parallel_tool_calls", _O, "false: at most one call."),
+    _done(
+        "tool_choice",
+        _O,
+        "none, auto, required, one function, or allowed_tools; auto unless set.",
+        idle="there are no tools",
+    ),
+    _done("parallel_tool_calls", _O, "false: at most one call.", idle="there is no tool that may be called"),
     _done("reasoning_effort", _O, "Given to the chat template."),
-    _done("include_reasoning", _V, "false: the thinking is left out of the answer."),
+    _done(
+        "include_reasoning",
+        _V,
+        "false: the thinking is left out of the answer, with its log probabilities and token ids.",
+        idle="the gateway knows no thinking of the model (its reasoning_parser)",
+    ),
     # Not what this server does.
-    _refused("functions", _O, "The older form of tools.", []),
-    _refused("function_call", _O, "The older form of tool_choice.", "none"),
-    _refused("audio", _O, "Spoken answers: text only."),
-    _refused("modalities", _O, "Text only.", ["text"]),
-    _refused("prediction", _O, "Predicted outputs: the engine has no such thing."),
-    _refused("verbosity", _O, "Say it in the prompt; no open model reads it.", "medium"),
+    _refused("functions", _O, "It is the older form of tools.", []),
+    _refused("function_call", _O, "It is the older form of tool_choice.", "none"),
+    _refused("audio", _O, "Answers are text."),
+    _refused("modalities", _O, "Answers are text.", ["text"]),
+    _refused("prediction", _O, "The engine takes no predicted outputs."),
+    _refused("verbosity", _O, "No open model reads it; say it in the prompt.", "medium"),
     _refused("web_search_options", _O, "There is no web search."),
     _refused("moderation", _O, "There is no moderation."),
     _refused("prompt_cache_options", _O, "vLLM's prefix cache has no per-request options."),
     _refused("prompt_cache_retention", _O, "vLLM's prefix cache has no retention times.", "in_memory"),
     _refused("chat_template", _V, "A template is code of the operator's; set it in the gateway's settings."),
-    _refused("media_io_kwargs", _V, "Text only."),
-    _refused("mm_processor_kwargs", _V, "Text only."),
+    _refused("media_io_kwargs", _V, "Messages are text."),
+    _refused("mm_processor_kwargs", _V, "Messages are text."),
 )
 
 _COMPLETION = (
@@ -218,11 +259,17 @@ _COMPLETION = (
     _forwarded("max_tokens", _O, "16 unless set; 0 only with echo."),
     _forwarded("logprobs", _O, "Log probabilities of the sampled token and of so many best-ranked ones; -1: all."),
     _done("echo", _O, "The answer begins with the prompt; with logprobs the prompt's tokens have theirs too."),
+    _forwarded("skip_special_tokens", _V, _SKIPS),
     # The prompt.
-    _done("add_special_tokens", _V, "Add the tokenizer's special tokens, such as BOS, to a text; true unless set."),
+    _done(
+        "add_special_tokens",
+        _V,
+        "Add the tokenizer's special tokens, such as BOS, to a text; true unless set.",
+        idle="the prompt is token ids, which are taken as they are",
+    ),
     # Not what this server does.
     _refused("suffix", _O, "Write the prompt in the model's own fill-in-the-middle format.", ""),
-    _refused("prompt_embeds", _V, "Text and token ids only."),
+    _refused("prompt_embeds", _V, "A prompt is text or token ids."),
 )
 
 _TOKENIZE = (
@@ -240,8 +287,8 @@ _TOKENIZE = (
     _done("chat_template_kwargs", _V, "Variables for the chat template."),
     _later("tools", _V, "Tools that the model may call.", []),
     _refused("chat_template", _V, "A template is code of the operator's; set it in the gateway's settings."),
-    _refused("media_io_kwargs", _V, "Text only."),
-    _refused("mm_processor_kwargs", _V, "Text only."),
+    _refused("media_io_kwargs", _V, "Messages are text."),
+    _refused("mm_processor_kwargs", _V, "Messages are text."),
 )
 
 _DETOKENIZE = (
@@ -289,6 +336,11 @@ def judge_extras(extras: Mapping[str, Any], table: Mapping[str, Field], *, stric
     return warnings
 
 
+def has_no_effect(field: Field) -> str:
+    """The warning where what the row's `idle` says is so."""
+    return f"{field.name} has no effect where {field.idle}"
+
+
 def is_one_of(value: Any, allowed: tuple[Any, ...]) -> bool:
     """Whether a JSON value is one of these."""
     # `False == 0` and `1 == True` in Python, but not in JSON.
@@ -299,5 +351,5 @@ def _refusal(field: Field) -> ApiError:
     if field.later:
         return not_supported_yet(field.name)
     return bad_request(
-        f"{field.name} is not supported: {field.note} Remove it.", param=field.name, code="unsupported_parameter"
+        f"{field.name} is not supported. {field.note} Remove it.", param=field.name, code="unsupported_parameter"
     )

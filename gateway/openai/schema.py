@@ -7,7 +7,9 @@ table in `gateway.openai.fields`. The values that hold a constraint stay raw JSO
 """
 
 import codecs
+import gc
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 import jiter
@@ -27,6 +29,9 @@ _MAX_PARTS = 1_000
 _MAX_TOOLS = 1_000
 _MAX_PROMPTS = 2_048
 _MAX_PROMPT_TOKENS = 4_000_000
+
+# In all messages of a request: members that no API knows.
+_MAX_UNKNOWN = 200
 
 _VISIBLE = r"^[\x21-\x7e]{1,256}$"
 
@@ -245,15 +250,34 @@ class DetokenizeRequest(_Body):
 
 
 def parse_chat(body: bytes) -> ChatRequest:
-    return parse(body, ChatRequest)
+    request = parse(body, ChatRequest)
+    _check_messages(request.messages)
+    return request
 
 
 def parse_completion(body: bytes) -> CompletionRequest:
     return parse(body, CompletionRequest)
 
 
+def _check_messages(messages: Sequence[Message]) -> None:
+    """Each unknown member becomes a warning; a flood of them is a mistake, and would hold the loop."""
+    unknown = 0
+    for message in messages:
+        parts = message.content if isinstance(message.content, list) else ()
+        calls = message.tool_calls or ()
+        for one in (message, *parts, *calls, *(call.function for call in calls)):
+            unknown += len(one.model_extra or ())
+    if unknown > _MAX_UNKNOWN:
+        raise bad_request(
+            f"messages hold {unknown} members that this API does not know; remove them.",
+            "messages",
+            "unknown_parameter",
+        )
+
+
 def parse_tokenize(body: bytes) -> TokenizeRequest:
     request = parse(body, TokenizeRequest)
+    _check_messages(request.messages or ())
     if (request.prompt is None) == (request.messages is None):
         raise bad_request("Give exactly one of prompt and messages.", "prompt", "invalid_value")
     if request.prompt is not None:
@@ -269,11 +293,17 @@ def parse_detokenize(body: bytes) -> DetokenizeRequest:
 
 def parse(body: bytes, kind: type[_Request]) -> _Request:
     """Parse and validate a body; a mistake is a 400 that names its place."""
+    # A body of a million lists has the collector look at all of them over and over, which takes longer than parsing.
+    collects = gc.isenabled()
+    gc.disable()
     try:
         # A key that stands twice has two values, of which every parser silently drops one.
         value = jiter.from_json(body, allow_inf_nan=False, cache_mode="keys", catch_duplicate_keys=True)
     except ValueError as error:
         raise _not_json(str(error), body) from None
+    finally:
+        if collects:
+            gc.enable()
     try:
         return kind.model_validate(value)
     except ValidationError as error:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from gateway.openai.errors import ApiError, internal_error, unavailable
 from gateway.output.events import CallArguments, CallStart, Content, Event, OutputParser, Reasoning
 from gateway.output.logprobs import Position
+from gateway.output.thinking import ThinkingTokens
 from gateway.triton.contract import Delta
 
 # The finish reasons that a client may see as they are (the last one is vLLM's, for repetition_detection); an
@@ -58,18 +59,24 @@ class Message:
 
 class Answer:
     """One choice. `index` is its number among all choices, `prompt` that of its prompt; `parser` makes a
-    message of the text, where it is more than content. Counts are in tokens; a response of the engine says how many
-    it adds. What was not asked of the engine stays empty or None."""
+    message of the text, where it is more than content; `thinking` tells its tokens apart, where they are known.
+    Counts are in tokens; a response of the engine says how many it adds. What was not asked of the engine stays empty
+    or None."""
 
-    def __init__(self, index: int, prompt: int, parser: OutputParser | None = None) -> None:
+    def __init__(
+        self,
+        index: int,
+        prompt: int,
+        parser: OutputParser | None = None,
+        thinking: ThinkingTokens | None = None,
+    ) -> None:
         self.index = index
         self.prompt = prompt
         self.parser = parser
+        self.thinking = thinking
         self.message = Message()
         self.events: list[Event] = []
         """What the last response, or the end, made certain of the message."""
-        self.reasoning_tokens = 0
-        self._unjudged_tokens = 0
         self.parts: list[str] = []
         self.begun = False
         self.finish_reason: str | None = None
@@ -93,29 +100,22 @@ class Answer:
         if delta.outputs:
             self._add_outputs(delta.outputs)
         if self.parser is not None:
-            self._parse(self.parser, delta)
+            self.events = self.parser.feed(delta.text)
+            self.message.add(self.events)
 
-    def _parse(self, parser: OutputParser, delta: Delta) -> None:
-        thought = parser.in_reasoning
-        self.events = parser.feed(delta.text)
-        self.message.add(self.events)
-        self._count_reasoning(delta.new_tokens, thought, parser.in_reasoning)
-
-    def _count_reasoning(self, new_tokens: int, before: bool, after: bool) -> None:
-        """The marks' tokens count as thinking. A response that holds the end of the thinking together with text behind
-        it is rare; its tokens are shared out by their texts."""
-        self._unjudged_tokens += new_tokens
-        thought = sum(len(event.text) for event in self.events if isinstance(event, Reasoning))
-        said = sum(len(event.text) for event in self.events if isinstance(event, Content | CallArguments))
-        if before or after or thought:
-            share = 1.0 if after or not said else thought / (thought + said)
-            self.reasoning_tokens += min(self._unjudged_tokens, math.ceil(self._unjudged_tokens * share))
-        elif not self.events:
-            # Text that is held back; it may be a mark's beginning.
-            return
-        self._unjudged_tokens = 0
+    @property
+    def reasoning_tokens(self) -> int:
+        """How many of the tokens are thinking. Where it is not known what each of them says, they are shared out by the
+        texts of the whole answer, whatever came together."""
+        if self.thinking is not None and self.thinking.is_exact:
+            return self.thinking.count
+        thought = len(self.message.reasoning)
+        said = len(self.message.content) + sum(len(call.name) + len(call.arguments) for call in self.message.calls)
+        return math.ceil(self.completion_tokens * thought / (thought + said)) if thought else 0
 
     def _add_outputs(self, outputs: Mapping[str, Any]) -> None:
+        if self.thinking is not None:
+            self.thinking.add(outputs)
         self.logprobs += outputs.get("logprobs") or ()
         self.token_ids += outputs.get("token_ids") or ()
         for once in ("prompt_token_ids", "prompt_logprobs", "stop_reason"):
@@ -129,6 +129,8 @@ class Answer:
             if self.parser is not None:
                 self.events = self.parser.finish(reason)
                 self.message.add(self.events)
+            if self.thinking is not None:
+                self.thinking.finish()
             return reason
         if reason is None:
             raise unavailable("The engine ended the answer without saying why.")

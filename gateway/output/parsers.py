@@ -4,7 +4,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.output.events import Content, Event, OutputParser, Tools
+from gateway.output.logprobs import TokenBytes
 from gateway.output.reasoning import MARKS, ReasoningSplitter
+from gateway.output.thinking import ThinkingTokens
 from gateway.output.tools import FAMILIES
 from gateway.output.tools.base import PlainText, ToolParser
 from gateway.output.tools.constrained import NamedCallParser, RequiredCallsParser
@@ -31,10 +33,15 @@ class OutputFormat:
         assert self.tool_parser is None or self.tool_parser in TOOL_PARSERS
         assert self.reasoning_parser is None or self.reasoning_parser in REASONING_PARSERS
 
+    @property
+    def is_harmony(self) -> bool:
+        """Whether answers are messages with channels, whichever parser was set."""
+        return GPT_OSS in (self.tool_parser, self.reasoning_parser)
+
     def needs_special_tokens(self, has_tools: bool) -> bool:
         """Whether the engine must leave special tokens in the text (`skip_special_tokens` false): in each family's
         vocabularies there are some where its marks are special tokens."""
-        if GPT_OSS in (self.tool_parser, self.reasoning_parser):
+        if self.is_harmony:
             return True
         if has_tools and self.tool_parser is not None:
             return True
@@ -74,7 +81,7 @@ class OutputFormat:
             rest = NamedCallParser(tools, make_id, named)
         elif required:
             rest = RequiredCallsParser(tools, make_id)
-        if GPT_OSS in (self.tool_parser, self.reasoning_parser):
+        if self.is_harmony:
             harmony = GptOssParser({} if rest else tools, make_id, prompt)
             return Chain(harmony, rest) if rest else harmony
         if rest is None and tools and family:
@@ -82,6 +89,16 @@ class OutputFormat:
         if self.reasoning_parser is None:
             return rest
         return Chain(ReasoningSplitter(MARKS[self.reasoning_parser], prompt), rest or PlainText(tools, make_id))
+
+
+    def thinking_tokens(self, prompt: str, token_bytes: TokenBytes) -> ThinkingTokens | None:
+        """Tells the tokens of one choice apart; `None` where the model does not think."""
+        if self.reasoning_parser is None:
+            return None
+        if self.is_harmony:
+            return ThinkingTokens(GptOssParser({}, make_call_id, prompt), token_bytes, at_beginning=False)
+        splitter = ReasoningSplitter(MARKS[self.reasoning_parser], prompt)
+        return ThinkingTokens(splitter, token_bytes, at_beginning=True)
 
 
 class Chain:

@@ -14,6 +14,7 @@ from typing import Any
 import jinja2
 import jinja2.meta
 import jinja2.nodes
+from pydantic import BaseModel
 from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
 from gateway.openai.errors import bad_request, not_supported_yet
@@ -87,6 +88,11 @@ class ChatTemplate:
             rendered_messages = _with_one_system_message(rendered_messages)
         variables = self._variables_of(chat_template_kwargs or {})
         if reasoning_effort is not None:
+            if variables.get("reasoning_effort", reasoning_effort) != reasoning_effort:
+                raise bad_request(
+                    "reasoning_effort and chat_template_kwargs.reasoning_effort differ; give one of them.",
+                    "chat_template_kwargs.reasoning_effort",
+                )
             variables["reasoning_effort"] = reasoning_effort
         warnings += self._unread(
             {f"chat_template_kwargs.{name}": name for name in chat_template_kwargs or {}}
@@ -164,6 +170,12 @@ class ChatTemplate:
             if role != "tool":
                 raise bad_request(f"{place}.tool_call_id belongs to the role 'tool'.", f"{place}.tool_call_id")
             rendered["tool_call_id"] = message.tool_call_id
+        elif role == "tool":
+            raise bad_request(
+                f"{place}.tool_call_id is required: it says which call this is the result of.",
+                f"{place}.tool_call_id",
+                "missing_required_parameter",
+            )
         if message.name is not None:
             rendered["name"] = message.name
             if not self._reads_name:
@@ -179,10 +191,16 @@ class ChatTemplate:
             if not self._takes_calls:
                 warnings.append(f"{place}.tool_calls is not read by the model's chat template")
             members["tool_calls"] = [
-                _call(call, f"{place}.tool_calls[{index}]") for index, call in enumerate(message.tool_calls)
+                _call(call, f"{place}.tool_calls[{index}]", warnings) for index, call in enumerate(message.tool_calls)
             ]
         reasoning = message.reasoning if message.reasoning is not None else message.reasoning_content
         if reasoning is not None:
+            if message.reasoning_content not in (None, reasoning):
+                raise bad_request(
+                    f"{place}.reasoning and {place}.reasoning_content are two names of one text, and differ; give one "
+                    "of them.",
+                    f"{place}.reasoning_content",
+                )
             if message.role != "assistant":
                 raise bad_request(
                     f"{place}.reasoning_content belongs to the role 'assistant'.", f"{place}.reasoning_content"
@@ -216,8 +234,9 @@ def _with_one_system_message(messages: list[dict[str, Any]]) -> list[dict[str, A
     return [one, *others]
 
 
-def _call(call: ToolCall, place: str) -> dict[str, Any]:
+def _call(call: ToolCall, place: str, warnings: list[str]) -> dict[str, Any]:
     """A call as templates take it: its arguments are an object, not its text (transformers' chat templates)."""
+    warnings += _unknown(call, place) + _unknown(call.function, f"{place}.function")
     place = f"{place}.function.arguments"
     text = call.function.arguments
     try:
@@ -238,9 +257,13 @@ def _text_of(part: ContentPart, place: str, warnings: list[str]) -> str:
         raise bad_request(f"{place}.type must be 'text'.", param=f"{place}.type")
     if part.text is None:
         raise bad_request(f"{place}.text is required.", param=f"{place}.text")
-    extras = part.model_extra or {}
-    warnings += [f"unknown field '{place}.{name}' was ignored" for name in extras if extras[name] is not None]
+    warnings += _unknown(part, place)
     return part.text
+
+
+def _unknown(given: BaseModel, place: str) -> list[str]:
+    extras = given.model_extra or {}
+    return [f"unknown field '{place}.{name}' was ignored" for name in extras if extras[name] is not None]
 
 
 def _loops_over_content(tree: jinja2.nodes.Template) -> bool:

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.openai.errors import bad_request
-from gateway.openai.fields import CHAT, COMPLETION, Field, is_one_of
+from gateway.openai.fields import CHAT, COMPLETION, Field, has_no_effect, is_one_of
 from gateway.openai.schema import ChatRequest, CompletionRequest
+from gateway.translate.structured import FIELDS as CONSTRAINTS
 from gateway.triton.contract import Backend, ModelContract
 
 # generation_config.json's name → vLLM's, the set that vLLM's own server reads
@@ -38,6 +39,12 @@ _PARAMETERS = {ChatRequest: _forwarded(CHAT), CompletionRequest: _forwarded(COMP
 _INPUTS = tuple((f.name, f.input) for f in CHAT.values() if f.input is not None)
 # Which backend takes a field is the same for both request types.
 _NOT_EVERYWHERE = tuple({f.name: f for f in (*CHAT.values(), *COMPLETION.values()) if f.needs or not f.stock}.values())
+
+# Of a completion, what concerns the tokens that the engine chooses.
+_OF_CHOSEN_TOKENS = (
+    *(f.name for f in COMPLETION.values() if f.key and f.name not in ("max_tokens", "logprobs", "prompt_logprobs")),
+    *CONSTRAINTS,
+)
 
 # OpenAI's and vLLM's for completions; a chat answers until it is done.
 _COMPLETION_MAX_TOKENS = 16
@@ -71,15 +78,41 @@ def sampling_parameters(
     else:
         limit = _completion_limit(request, max_model_len)
         if request.echo and request.logprobs is not None:
+            _check_echoed_logprobs(request.logprobs, request.prompt_logprobs)
             parameters.setdefault("prompt_logprobs", request.logprobs)
     parameters["max_tokens"] = limit if limit is not None else defaults.get("max_tokens")
     _check_logprobs(request, parameters)
-    _check_min_tokens(parameters)
+    # With a limit of 0 the engine gets 1.
+    _check_min_tokens(parameters, 0 if request.max_tokens == 0 else parameters["max_tokens"])
     _check_logit_bias(request.logit_bias or {})
     _check_xargs(request.vllm_xargs or {})
     if request.repetition_detection is not None:
         parameters["repetition_detection"] = request.repetition_detection.model_dump(exclude_none=True)
     return parameters
+
+
+def without_effect(request: GenerateRequest, sampling: Mapping[str, Any]) -> list[str]:
+    """Warnings of the fields that change nothing beside the request's others, in both APIs. `sampling` are the
+    parameters for the engine."""
+    if generates_nothing(request):
+        return [
+            f"{name} has no effect where max_tokens is 0: nothing is generated"
+            for name in _OF_CHOSEN_TOKENS
+            if getattr(request, name, None) is not None
+        ]
+    idle = []
+    if request.return_tokens_as_token_ids and request.logprobs in (None, False):
+        idle.append("return_tokens_as_token_ids")
+    if request.stream_interval is not None and not request.stream:
+        idle.append("stream_interval")
+    if request.spaces_between_special_tokens is False and sampling.get("skip_special_tokens") is not False:
+        idle.append("spaces_between_special_tokens")
+    return [has_no_effect(CHAT[name]) for name in idle]
+
+
+def generates_nothing(request: GenerateRequest) -> bool:
+    """Whether the answer is the prompt alone."""
+    return request.max_tokens == 0
 
 
 def inputs(request: GenerateRequest) -> dict[str, Any]:
@@ -169,14 +202,31 @@ def _chat_logprobs(request: ChatRequest, parameters: dict[str, Any]) -> None:
 
 def _check_logprobs(request: GenerateRequest, parameters: dict[str, Any]) -> None:
     # vLLM: tokens that are named take the place of the best-ranked ones.
-    if request.logprob_token_ids is not None and parameters.pop("logprobs", None) is None:
-        raise bad_request("logprob_token_ids needs logprobs.", "logprob_token_ids", "invalid_value")
+    if request.logprob_token_ids is not None:
+        if parameters.pop("logprobs", None) is None:
+            raise bad_request("logprob_token_ids needs logprobs.", "logprob_token_ids")
+        name = "top_logprobs" if isinstance(request, ChatRequest) else "logprobs"
+        if getattr(request, name):
+            raise bad_request(
+                f"{name} must be 0 beside logprob_token_ids: the tokens that it names take the place of the "
+                "best-ranked ones.",
+                name,
+            )
     if request.prompt_logprobs is not None and request.stream:
         raise bad_request("prompt_logprobs are not available in a stream.", "prompt_logprobs", "invalid_value")
 
 
-def _check_min_tokens(parameters: Mapping[str, Any]) -> None:
-    low, high = parameters.get("min_tokens"), parameters["max_tokens"]
+def _check_echoed_logprobs(logprobs: int, prompt_logprobs: int | None) -> None:
+    if prompt_logprobs is not None and prompt_logprobs != -1 and (logprobs == -1 or prompt_logprobs < logprobs):
+        raise bad_request(
+            f"prompt_logprobs is {prompt_logprobs}, but with echo the prompt's tokens have as many alternatives as "
+            f"logprobs asks for, which is {logprobs}; ask for at least as many, or leave prompt_logprobs out.",
+            "prompt_logprobs",
+        )
+
+
+def _check_min_tokens(parameters: Mapping[str, Any], high: int | None) -> None:
+    low = parameters.get("min_tokens")
     if low is not None and high is not None and low > high:
         raise bad_request(f"min_tokens is {low}, above max_tokens, which is {high}.", param="min_tokens")
 

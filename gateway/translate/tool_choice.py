@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.openai.errors import ApiError, bad_request
+from gateway.openai.fields import CHAT, has_no_effect
 from gateway.openai.schema import Tool
 from gateway.translate.structured import Constraint
 
@@ -34,6 +35,16 @@ class ToolUse:
     @property
     def is_bound(self) -> bool:
         return self.required or self.named is not None
+
+
+def without_effect(use: ToolUse, tools: Sequence[Tool] | None, choice: Any, parallel: bool | None) -> list[str]:
+    """Warnings of what a request says of its tools to no effect."""
+    warnings = []
+    if not tools and choice == "auto":
+        warnings.append(has_no_effect(CHAT["tool_choice"]))
+    if not use.tools and parallel is False:
+        warnings.append(has_no_effect(CHAT["parallel_tool_calls"]))
+    return warnings
 
 
 def tool_use(tools: Sequence[Tool] | None, choice: Any, parallel: bool | None) -> ToolUse:

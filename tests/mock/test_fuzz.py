@@ -92,6 +92,7 @@ OPTIONAL: dict[str, dict[str, list[Any]]] = {
         "prompt": [["one", "two"], [65, 66], [[65], [66, 67]], ""],
         "echo": [True, False],
         "add_special_tokens": [True, False],
+        "max_tokens": [4, 1, 0],
         "suffix": ["", "end"],
         "best_of": [1, 2],
     },
@@ -343,11 +344,14 @@ BESIDE: dict[str, dict[str, Any]] = {
     "echo": {"messages": [{"role": "assistant", "content": "telling"}]},
     "tool_choice": {"tools": [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}]},
     "add_generation_prompt": {"messages": _MESSAGES[0]},
+    "spaces_between_special_tokens": {"skip_special_tokens": False},
+    "stream_interval": {"stream": True},
 }
 BESIDE["parallel_tool_calls"] = BESIDE["tool_choice"] | {"tool_choice": "required"}
 ALONE: dict[str, Any] = {
     "tool_choice": "required",
     "parallel_tool_calls": False,
+    "include_reasoning": False,
     "add_generation_prompt": False,
     "chat_template_kwargs": {"colour": "red"},
     "tools": OPTIONAL[CHAT]["tools"][1],
@@ -357,8 +361,8 @@ ALONE: dict[str, Any] = {
     "response_format": {"type": "json_object"},
 }
 # What cannot be left out, and what shows in nothing that this judge looks at: of the tokenizing routes the tokens
-# alone, of thinking nothing here.
-UNSEEN = {"model", "include_reasoning"} | {
+# alone.
+UNSEEN = {"model"} | {
     f"{TOKENIZE} {name}" for name in ("prompt", "messages", "add_special_tokens", "add_generation_prompt",
                                       "continue_final_message")
 }  # fmt: skip
@@ -382,7 +386,7 @@ def test_the_judge_sees_a_field_that_is_dropped(
         value = "red" if name == "colour" else ALONE.get(name, OPTIONAL[path].get(name, [None])[0])
     beside = BESIDE.get(name, {})
     if name == "logprob_token_ids" or name == "return_tokens_as_token_ids":
-        beside = {"logprobs": True if path == CHAT else 1}
+        beside = {"logprobs": True if path == CHAT else 0}
     if path != CHAT:
         beside = {key: one for key, one in beside.items() if key in TABLES[path] and key != "messages"}
     if path == TOKENIZE and name == "chat_template_kwargs":

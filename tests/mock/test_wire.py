@@ -77,6 +77,148 @@ def test_every_ignored_field_is_named_in_a_warning(
     assert answer.json()["choices"] == plain.json()["choices"]
 
 
+TOOL = {"type": "function", "function": {"name": "telling", "parameters": {"type": "object", "properties": {}}}}
+
+# Where a field's value has no effect beside the others. The tests' model does not think, and has a family of calls.
+IDLE: dict[str, dict[str, dict[str, Any]]] = {
+    "chat": {
+        "echo": {"echo": True},
+        "include_reasoning": {"include_reasoning": False},
+        "tool_choice": {"tool_choice": "auto"},
+        "parallel_tool_calls": {"parallel_tool_calls": False, "tools": [TOOL], "tool_choice": "none"},
+        "skip_special_tokens": {"skip_special_tokens": True, "tools": [TOOL]},
+        "spaces_between_special_tokens": {"spaces_between_special_tokens": False},
+        "return_tokens_as_token_ids": {"return_tokens_as_token_ids": True},
+        "stream_interval": {"stream_interval": 4},
+    },
+    "completion": {
+        "add_special_tokens": {"add_special_tokens": True, "prompt": [65, 66]},
+        "spaces_between_special_tokens": {"spaces_between_special_tokens": False, "skip_special_tokens": True},
+        "return_tokens_as_token_ids": {"return_tokens_as_token_ids": True},
+        "stream_interval": {"stream_interval": 4, "stream": False},
+    },
+}
+# The fields that contradict another one, or need it: what to send, and the field that is at fault.
+CONTRADICTED: dict[str, dict[str, tuple[dict[str, Any], str]]] = {
+    "chat": {
+        "stream_options": ({"stream_options": {"include_usage": True}}, "stream_options"),
+        "max_completion_tokens": ({"max_completion_tokens": 3, "max_tokens": 4}, "max_tokens"),
+        "max_tokens": ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
+        "min_tokens": ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+        "top_logprobs": ({"top_logprobs": 2}, "top_logprobs"),
+        "logprob_token_ids": ({"logprob_token_ids": [3], "logprobs": True, "top_logprobs": 2}, "top_logprobs"),
+        "prompt_logprobs": ({"prompt_logprobs": 2, "stream": True}, "prompt_logprobs"),
+        "truncation_side": ({"truncation_side": "left"}, "truncation_side"),
+        "tool_choice": ({"tool_choice": "required"}, "tool_choice"),
+        "tools": ({"tools": [TOOL, TOOL]}, "tools[1].function.name"),
+        "continue_final_message": (
+            {"continue_final_message": True, "add_generation_prompt": True},
+            "continue_final_message",
+        ),
+        "reasoning_effort": (
+            {"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}},
+            "chat_template_kwargs.reasoning_effort",
+        ),
+        "structured_outputs": (
+            {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
+            "structured_outputs",
+        ),
+    },
+    "completion": {
+        "stream_options": ({"stream_options": {"include_usage": True}}, "stream_options"),
+        "max_tokens": ({"max_tokens": 0}, "max_tokens"),
+        "min_tokens": ({"min_tokens": 1, "max_tokens": 0, "echo": True}, "min_tokens"),
+        "logprob_token_ids": ({"logprob_token_ids": [3]}, "logprob_token_ids"),
+        "logprobs": ({"logprobs": 1, "logprob_token_ids": [3]}, "logprobs"),
+        "prompt_logprobs": ({"prompt_logprobs": 1, "logprobs": 2, "echo": True}, "prompt_logprobs"),
+        "echo": ({"echo": True, "truncate_prompt_tokens": 3}, "echo"),
+        "truncation_side": ({"truncation_side": "left"}, "truncation_side"),
+        "structured_outputs": (
+            {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
+            "structured_outputs",
+        ),
+    },
+}
+# Fields whose values are obeyed whatever stands beside them, if only since nothing is left for them to do: with
+# temperature 0 the likeliest token is within every top_p.
+OBEYED = {
+    *("model", "messages", "prompt", "stream", "n", "seed", "stop", "temperature", "top_p", "top_k", "min_p"),
+    *("frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias", "stop_token_ids", "ignore_eos"),
+    *("include_stop_str_in_output", "bad_words", "allowed_token_ids", "vllm_xargs", "repetition_detection"),
+    *("watermarking", "priority", "cache_salt", "session_id", "truncate_prompt_tokens", "request_id", "logprobs"),
+    *("return_token_ids", "return_prompt_text", "add_generation_prompt", "chat_template_kwargs", "documents"),
+    *("response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    # Of chat, to what the template wrote.
+    "add_special_tokens",
+    # Of completions.
+    "skip_special_tokens",
+    # Refused by an engine without a reasoning_config.
+    "thinking_token_budget",
+}
+
+
+def test_of_every_field_it_is_known_where_it_has_no_effect() -> None:
+    for kind, table in TABLES.items():
+        taken = {field.name for field in table.values() if field.fate in (Fate.FORWARDED, Fate.DONE)}
+        idle, contradicted = IDLE[kind].keys(), CONTRADICTED[kind].keys()
+        assert taken <= idle | contradicted | OBEYED
+        assert not (idle | contradicted) - taken
+        assert {field.name for field in table.values() if field.idle} == idle
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, idle in IDLE.items() for name in idle])
+def test_a_field_without_effect_is_named_in_a_warning(kind: str, name: str, client: httpx.Client) -> None:
+    answer = send(client, kind, **IDLE[kind][name])
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-gateway-warning"] == f"{name} has no effect where {TABLES[kind][name].idle}"
+
+
+CONTRADICTIONS = [(kind, *case) for kind, cases in CONTRADICTED.items() for case in cases.values()]
+
+
+@pytest.mark.parametrize(("kind", "request_fields", "param"), CONTRADICTIONS)
+def test_a_field_that_contradicts_another_one_is_refused(
+    kind: str, request_fields: dict[str, Any], param: str, client: httpx.Client, engine: MockEngine
+) -> None:
+    answer = send(client, kind, **request_fields)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param)
+    assert error["code"]
+    assert engine.requests() == []
+
+
+CHOSEN = [f.name for f in COMPLETION.values() if f.key and f.name not in ("max_tokens", "logprobs", "prompt_logprobs")]
+CONSTRAINTS: dict[str, Any] = {
+    "response_format": {"type": "json_object"},
+    "structured_outputs": {"regex": "[a-c]{3}"},
+    "guided_json": SCHEMA,
+    "guided_regex": "[a-c]{3}",
+    "guided_choice": ["yes", "no"],
+    "guided_grammar": 'root ::= "a" | "b"',
+}
+
+
+@pytest.mark.parametrize("name", [*CHOSEN, *CONSTRAINTS])
+def test_where_nothing_is_generated_what_concerns_it_is_named(
+    name: str, client: httpx.Client, engine: MockEngine
+) -> None:
+    value = 0 if name == "min_tokens" else (VALUES["completion"] | CONSTRAINTS)[name]
+    fields = {**beside(name, is_chat=False), name: value}
+    answer = send(client, "completion", echo=True, **fields, max_tokens=0)
+    assert answer.status_code == 200, answer.text
+    assert f"{name} has no effect where max_tokens is 0" in answer.headers["x-gateway-warning"]
+    (request,) = engine.wait_for_requests(1)
+    assert "structured_outputs" not in request["sampling_parameters"]
+
+
+def test_a_call_that_cannot_be_kept_strict_is_named(client: httpx.Client) -> None:
+    tool = {"type": "function", "function": {**TOOL["function"], "strict": True}}  # type: ignore[dict-item]
+    free = send(client, "chat", tools=[tool])
+    assert "strict of the function telling is not enforced" in free.headers["x-gateway-warning"]
+    for choice in ("required", "none"):
+        assert "x-gateway-warning" not in send(client, "chat", tools=[tool], tool_choice=choice).headers
+
+
 Proof = tuple[dict[str, Any], Callable[[dict[str, Any], dict[str, Any]], bool]]
 """A request with a telling value, and what must hold of the engine's request and the client's answer."""
 
@@ -84,8 +226,6 @@ Proof = tuple[dict[str, Any], Callable[[dict[str, Any], dict[str, Any]], bool]]
 def _asked(**constraint: Any) -> Callable[[dict[str, Any], dict[str, Any]], bool]:
     return lambda engine, answer: engine["sampling_parameters"]["structured_outputs"] == constraint
 
-
-TOOL = {"type": "function", "function": {"name": "telling", "parameters": {"type": "object", "properties": {}}}}
 
 # Seen where a model thinks, in test_tools.py.
 ELSEWHERE = {"chat": {"include_reasoning"}, "completion": set[str]()}

@@ -47,13 +47,15 @@ COMPLETION_TELLING: dict[str, Any] = {name: value for name, value in TELLING.ite
 BESIDE: dict[str, dict[str, Any]] = {
     "top_logprobs": {"logprobs": True},
     "truncation_side": {"truncate_prompt_tokens": 9},
+    "spaces_between_special_tokens": {"skip_special_tokens": False},
+    "stream_interval": {"stream": True},
 }
 
 
 def beside(name: str, *, is_chat: bool) -> dict[str, Any]:
     """The other fields that a request with this one needs."""
     if name == "logprob_token_ids":
-        return {"logprobs": True if is_chat else 1}
+        return {"logprobs": True if is_chat else 0}
     return BESIDE.get(name, {})
 
 

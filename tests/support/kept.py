@@ -78,7 +78,9 @@ def dropped(exchange: Exchange) -> list[str]:
         if value is None:
             continue
         field = table.get(name)
-        if field is None or field.fate is Fate.IGNORED:
+        if field is not None and _has_no_effect(exchange, name, value):
+            is_kept = f"{name} has no effect" in exchange.warning or len(exchange.warning) > _HEADER_IS_FULL
+        elif field is None or field.fate is Fate.IGNORED:
             is_kept = _is_warned(exchange, name)
         elif field.fate is Fate.REFUSED:
             is_kept = is_one_of(value, field.harmless)
@@ -89,6 +91,46 @@ def dropped(exchange: Exchange) -> list[str]:
         if not is_kept:
             found.append(name)
     return found
+
+
+def _has_no_effect(exchange: Exchange, name: str, value: Any) -> bool:
+    """Whether a field of this value changes nothing beside the others, at the tests' model, which does not think."""
+    if not exchange.is_chat and exchange.given("max_tokens") == 0 and name in _OF_CHOSEN_TOKENS:
+        return True
+    return name in _IDLE and _IDLE[name](exchange, value)
+
+
+_OF_CHOSEN_TOKENS = {
+    *_CONSTRAINTS,
+    *(f.name for f in COMPLETION.values() if f.key and f.name not in ("max_tokens", "logprobs", "prompt_logprobs")),
+}
+
+
+def _calls(exchange: Exchange) -> bool:
+    return bool(exchange.given("tools")) and exchange.given("tool_choice") != "none"
+
+
+_IDLE: dict[str, Callable[[Exchange, Any], bool]] = {
+    "echo": lambda exchange, value: value and exchange.is_chat and not _last_answer(exchange),
+    "include_reasoning": lambda exchange, value: not value,
+    "tool_choice": lambda exchange, value: value == "auto" and not exchange.given("tools"),
+    "parallel_tool_calls": lambda exchange, value: not value and not _calls(exchange),
+    "skip_special_tokens": lambda exchange, value: value and _calls(exchange),
+    "spaces_between_special_tokens": lambda exchange, value: not value
+    and exchange.given("skip_special_tokens") is not False
+    and not _calls(exchange),
+    "return_tokens_as_token_ids": lambda exchange, value: value
+    and (exchange.given("logprobs") is None or exchange.given("logprobs") is False),
+    "stream_interval": lambda exchange, value: not exchange.streamed,
+    "add_special_tokens": lambda exchange, value: value
+    and exchange.path == "/v1/completions"
+    and not isinstance(exchange.prompts[0], str),
+}
+
+
+def _last_answer(exchange: Exchange) -> str:
+    last = exchange.given("messages")[-1]
+    return "\n".join(part["text"] for part in _parts(last)) if last["role"] == "assistant" else ""
 
 
 def _is_warned(exchange: Exchange, name: str) -> bool:
@@ -109,8 +151,8 @@ def _has_arrived(exchange: Exchange, field: Field, value: Any) -> bool:
     for number, request in enumerate(exchange.arrived):
         parameters = request["sampling_parameters"]
         if field.name in ("logprobs", "top_logprobs") and exchange.given("logprob_token_ids") is not None:
-            # vLLM: the tokens that are named stand in the place of the best-ranked ones.
-            continue
+            # The tokens that are named stand in the place of the best-ranked ones: none of these may be asked for.
+            return not value or value is True
         if field.name == "top_logprobs" and not exchange.given("logprobs"):
             # Refused unless it asks for nothing.
             return bool(value == 0)
@@ -277,10 +319,7 @@ def _documents(exchange: Exchange, value: Any) -> bool:
 
 
 def _chat_echo(exchange: Exchange, value: Any) -> bool:
-    last = exchange.given("messages")[-1]
-    if not value or last["role"] != "assistant":
-        return True
-    return exchange.text(0).startswith("\n".join(part["text"] for part in _parts(last)))
+    return not value or exchange.text(0).startswith(_last_answer(exchange))
 
 
 def _completion_echo(exchange: Exchange, value: Any) -> bool:
@@ -346,7 +385,7 @@ _DONE: dict[str, Check] = {
     "tools": _tools,
     "tool_choice": _tool_choice,
     "parallel_tool_calls": _parallel_tool_calls,
-    # Only a model that thinks has something to leave out.
+    # False has no effect on a model that does not think.
     "include_reasoning": lambda exchange, value: True,
     "echo": _echo,
     "return_prompt_text": _return_prompt_text,

@@ -95,10 +95,10 @@ def _alternatives(answer: Answer, counts: set[int]) -> Verdict:
 
 async def logprob_token_ids(ask: Ask) -> Verdict:
     if ask.tokens is None:
-        await ask(**logprobs(ask, 1), logprob_token_ids=[0])
+        await ask(**logprobs(ask, 0), logprob_token_ids=[0])
         return accepted(NO_TOKENS)
     wanted = {ask.tokens.second, ask.tokens.answer[-1]}
-    answer = await ask(**logprobs(ask, 1), **endless(4), logprob_token_ids=sorted(wanted))
+    answer = await ask(**logprobs(ask, 0), **endless(4), logprob_token_ids=sorted(wanted))
     given = [position.top_ids | {position.token_id} for position in answer.positions]
     if given != [wanted | {position.token_id} for position in answer.positions] or not given:
         return failed("other alternatives than the tokens that it names")

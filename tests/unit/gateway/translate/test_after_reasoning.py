@@ -196,7 +196,6 @@ def test_xgrammar_takes_it_as_a_structural_tag() -> None:
     [
         (Constraint("grammar", "start: /a/", "guided_grammar"), "guidance"),
         (Constraint("structural_tag", "{}", "response_format"), "guidance"),
-        (Constraint("choice", ["a"], "guided_choice"), "xgrammar"),
         (Constraint("regex", "a+", "guided_regex"), "xgrammar"),
         (JSON, "outlines"),
         (JSON, ""),

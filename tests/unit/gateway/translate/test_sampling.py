@@ -61,9 +61,17 @@ def test_logprobs_of_a_chat() -> None:
 
 
 def test_named_tokens_take_the_place_of_the_best_ranked_ones() -> None:
-    parameters = sampling_parameters(request(logprobs=True, top_logprobs=5, logprob_token_ids=[7]), {}, None)
-    assert "logprobs" not in parameters
-    assert parameters["logprob_token_ids"] == [7]
+    for asked in (request(logprobs=True, logprob_token_ids=[7]), completion(logprobs=0, logprob_token_ids=[7])):
+        parameters = sampling_parameters(asked, {}, None)
+        assert "logprobs" not in parameters
+        assert parameters["logprob_token_ids"] == [7]
+    for top in (1, -1):
+        with pytest.raises(ApiError, match="beside logprob_token_ids") as caught:
+            sampling_parameters(request(logprobs=True, top_logprobs=top, logprob_token_ids=[7]), {}, None)
+        assert caught.value.param == "top_logprobs"
+        with pytest.raises(ApiError, match="beside logprob_token_ids") as caught:
+            sampling_parameters(completion(logprobs=top, logprob_token_ids=[7]), {}, None)
+        assert caught.value.param == "logprobs"
     for asked in (request(logprob_token_ids=[7]), completion(logprob_token_ids=[7])):
         with pytest.raises(ApiError, match="needs logprobs") as caught:
             sampling_parameters(asked, {}, None)
