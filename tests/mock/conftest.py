@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -139,16 +140,21 @@ def tool_models(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> t
     return folder / "repository", models
 
 
-@pytest.fixture(scope="session")
-def talk_to_all(tool_models: tuple[Path, list[dict[str, Any]]]) -> Iterator[Talk]:
-    folder, models = tool_models
+@contextmanager
+def _talking(folder: Path, served: list[dict[str, Any]], **engine: Any) -> Iterator[Talk]:
     with (
-        running_mock_engine(model_repository=folder) as engine,
+        running_mock_engine(model_repository=folder, **engine) as running,
         running_gateway(
-            "--triton", engine.url, "--model-repository", str(folder), "--models", json.dumps(models)
+            "--triton", running.url, "--model-repository", str(folder), "--models", json.dumps(served)
         ) as gateway,
     ):
-        yield Talk(gateway.wait_until_ready(), engine)
+        yield Talk(gateway.wait_until_ready(), running)
+
+
+@pytest.fixture(scope="session")
+def talk_to_all(tool_models: tuple[Path, list[dict[str, Any]]]) -> Iterator[Talk]:
+    with _talking(*tool_models) as talk:
+        yield talk
 
 
 @pytest.fixture
@@ -162,13 +168,8 @@ def talk(talk_to_all: Talk) -> Talk:
 def thinking_process(tool_models: tuple[Path, list[dict[str, Any]]]) -> Iterator[Talk]:
     folder, models = tool_models
     served = [model for model in models if model["triton_model"] == "qwen3"]
-    with (
-        running_mock_engine(model_repository=folder, models=["qwen3"], reasoning_parser="deepseek_r1") as engine,
-        running_gateway(
-            "--triton", engine.url, "--model-repository", str(folder), "--models", json.dumps(served)
-        ) as gateway,
-    ):
-        yield Talk(gateway.wait_until_ready(), engine)
+    with _talking(folder, served, models=["qwen3"], reasoning_parser="deepseek_r1") as talk:
+        yield talk
 
 
 @pytest.fixture
