@@ -14,7 +14,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
 from gateway.access.authentication import Access
@@ -28,7 +28,7 @@ from gateway.api.tokenize import Tokenization
 from gateway.checker import Checker
 from gateway.checker_lane import CannotStart
 from gateway.models import ServedModel, by_name, named, served_models
-from gateway.observe import request_log
+from gateway.observe import loop, multiprocess, request_log
 from gateway.observe.metrics import REGISTRY
 from gateway.observe.record import ServiceLevel, begin, record_of
 from gateway.openai.errors import ApiError, bad_request
@@ -51,10 +51,12 @@ _LATER = ("/v1/embeddings", "/v1/responses", "/v1/moderations", "/v1/images/gene
 class Gateway:
     """Reads the models' files when made (raises `SettingsError`); connects when its lifespan starts.
 
-    `models` are the served ones, `instances` the state table of the Triton servers, in the order of the settings.
+    `models` are the served ones, `instances` the state table of the Triton servers, in the order of the settings;
+    `worker` is the number of this process among those that serve.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, worker: int = 0) -> None:
+        self._worker = worker
         self.access = Access(settings.keys_file)
         self._level = ServiceLevel(settings.slo_ttft, settings.slo_itl)
         self.models = served_models(settings)
@@ -110,11 +112,12 @@ class Gateway:
             # Nothing is served yet; an exception here would only become a stack trace of uvicorn's.
             os._exit(1)
         self._control.start()
-        following = asyncio.create_task(self.access.follow())
+        watching = [asyncio.create_task(self.access.follow()), asyncio.create_task(loop.watch(self._worker))]
         try:
             yield
         finally:
-            following.cancel()
+            for watch in watching:
+                watch.cancel()
             await self._control.close()
             await self._checker.close()
             for instance in self.instances:
@@ -193,7 +196,7 @@ class Gateway:
             "/metrics", summary="Prometheus metrics of the gateway", response_class=Response, responses=document.METRICS
         )
         async def metrics() -> Response:
-            return Response(generate_latest(REGISTRY), media_type=CONTENT_TYPE_LATEST)
+            return Response(multiprocess.page(REGISTRY), media_type=CONTENT_TYPE_LATEST)
 
         for path in _LATER:
 

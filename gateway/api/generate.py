@@ -217,7 +217,7 @@ class GenerateRoute(Generic[_Request]):
         alarm = asyncio.get_running_loop().call_at(deadline, job.generations.cancel, self._too_late())
         try:
             await job.generations.open()
-            record.admitted()
+            record.admitted(job.generations.connect_seconds)
             if request.stream:
                 await self._stream(job, AsgiSink(send))
             else:
@@ -231,6 +231,7 @@ class GenerateRoute(Generic[_Request]):
             alarm.cancel()
             counts = usage(job.answers)
             record.prompt_tokens, record.completion_tokens = counts["prompt_tokens"], counts["completion_tokens"]
+            record.parser_failures = sum(bool(answer.parser and answer.parser.has_failed) for answer in job.answers)
 
     async def _prepare(self, request: _Request, model: ServedModel, record: Record) -> _Job[_Request]:
         options = request.stream_options
@@ -290,11 +291,12 @@ class GenerateRoute(Generic[_Request]):
                 )
                 bodies.append((request_body(contract.backend, asked, model.max_model_len or model.trained_len), places))
         record.entered(instance.name, len(bodies), 0.0)
+        headers = record.trace.headers() if record.trace else b""
         # Only now, when nothing can be refused any more: an open generation counts at its instance.
         while bodies:
             # One by one: a call makes a copy of its body.
             body, places = bodies.pop(0)
-            generations.append(Generation(instance, model.triton_model, body, translation.outputs, places))
+            generations.append(Generation(instance, model.triton_model, body, translation.outputs, places, headers))
         record.sent()
         return _Job(
             request,

@@ -71,7 +71,8 @@ class Record:
         self.choices = 0
         self.prompt_tokens = 0
         self.completion_tokens = 0
-        self.queue_seconds = 0.0
+        self.queue_seconds = self.connect_seconds = 0.0
+        self.parser_failures = 0
         self.body_at = self.queued_at = self.sent_at = self.head_at = self.first_token_at = self.ended_at = 0.0
         self._last: list[float] = []
         self._tally: list[int] = []
@@ -109,9 +110,12 @@ class Record:
         self.sent_at = time.monotonic()
         _child(metrics.render_seconds, self.model).observe(self.sent_at - self.body_at - self.queue_seconds)
 
-    def admitted(self) -> None:
-        """The engine's first response has come."""
+    def admitted(self, connect_seconds: float) -> None:
+        """The engine's first response has come. `connect_seconds`: 0.0 for a connection that was there already."""
         self.head_at = time.monotonic()
+        self.connect_seconds = connect_seconds
+        if connect_seconds:
+            _child(metrics.upstream_connect_seconds, self.instance).observe(connect_seconds)
         _child(metrics.upstream_head_seconds, self.model, self.instance).observe(self.head_at - self.sent_at)
 
     def tokens(self, choice: int, count: int, now: float) -> None:
@@ -192,6 +196,8 @@ class Record:
         _child(metrics.prompt_tokens_total, *where, self.reason).inc(self.prompt_tokens)
         _child(metrics.completion_tokens_total, *where, self.reason).inc(self.completion_tokens)
         _child(metrics.inter_token_latency_seconds, *where).add(self._tally, self._gap_sum)
+        if self.parser_failures:
+            _child(metrics.parser_failures_total, self.model).inc(self.parser_failures)
         if self.reason == "cancelled":
             _child(metrics.cancelled_total, *where).inc()
             _child(metrics.cancelled_tokens_total, *where).inc(self.completion_tokens)

@@ -53,6 +53,11 @@ class OutputParser(Protocol):
     def in_reasoning(self) -> bool:
         """Whether the text fed so far ends inside the reasoning."""
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the text holds a call that is not written as the family writes them, as far as it is read: one that
+        became content, arguments that are no JSON, or more than may be held back. Nothing of it is lost."""
+
     def feed(self, text: str) -> list[Event]:
         """More of the text, of any length. No text of an event is empty."""
 

@@ -14,6 +14,10 @@ class FirstCall:
     def in_reasoning(self) -> bool:
         return self._parser.in_reasoning
 
+    @property
+    def has_failed(self) -> bool:
+        return self._parser.has_failed
+
     def feed(self, text: str) -> list[Event]:
         return _first(self._parser.feed(text))
 

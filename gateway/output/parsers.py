@@ -112,6 +112,10 @@ class Chain:
     def in_reasoning(self) -> bool:
         return self._first.in_reasoning
 
+    @property
+    def has_failed(self) -> bool:
+        return self._first.has_failed or self._second.has_failed
+
     def feed(self, text: str) -> list[Event]:
         return self._through(self._first.feed(text))
 

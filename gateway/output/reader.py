@@ -56,6 +56,7 @@ class TextReader(ABC):
     """An `OutputParser`; a subclass says in `_answer` what the text means. What `_answer` leaves is content."""
 
     in_reasoning = False
+    has_failed = False
 
     def __init__(self) -> None:
         self._text = ""
@@ -93,6 +94,7 @@ class TextReader(ABC):
         try:
             yield from self._answer()
         except TooLong:
+            self.has_failed = True
             self._release()
         while (yield from self._next()):
             self._give_to(len(self._text), self._give_content)

@@ -28,6 +28,11 @@ class FanOut:
         # One entry each: a generation waits until its last one has been taken.
         self._queue: asyncio.Queue[tuple[int, list[Delta] | Exception | None]] = asyncio.Queue(len(generations))
 
+    @property
+    def connect_seconds(self) -> float:
+        """The longest of them, once open; 0.0 where kept connections were used."""
+        return max(generation.connect_seconds for generation in self._generations)
+
     async def open(self) -> None:
         """Send all requests and wait until each is admitted. Until then a refusal is a real status."""
         if len(self._generations) == 1:

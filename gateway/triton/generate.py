@@ -8,6 +8,7 @@ first response has been sent.
 
 import asyncio
 import ssl
+import time
 from collections.abc import Callable
 from typing import cast
 from urllib.parse import urlsplit
@@ -45,13 +46,13 @@ class Connections:
         self._connect_timeout = connect_timeout
         self._idle: list[_Connection] = []
 
-    def call(self, path: str, body: bytes) -> "Call":
-        """A `POST` that is sent when its head is awaited."""
+    def call(self, path: str, body: bytes, headers: bytes = b"") -> "Call":
+        """A `POST` that is sent when its head is awaited; `headers` are further lines of it, each with its end."""
         head = (
             f"POST {self._path}{path} HTTP/1.1\r\nHost: {self._netloc}\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(body)}\r\n\r\n"
+            f"Content-Length: {len(body)}\r\n"
         )
-        return Call(self, head.encode() + body)
+        return Call(self, head.encode() + headers + b"\r\n" + body)
 
     def take_idle(self) -> "_Connection | None":
         while self._idle:
@@ -88,13 +89,17 @@ class Connections:
 
 
 class Call:
-    """One request. Await `head()`, then `next()` until it returns None; `cancel` from anywhere."""
+    """One request. Await `head()`, then `next()` until it returns None; `cancel` from anywhere.
+
+    `connect_seconds` is how long it took to make a connection; 0.0 where a kept one was used.
+    """
 
     def __init__(self, connections: Connections, request: bytes) -> None:
         self._connections = connections
         self._request = request
         self._connection: _Connection | None = None
         self._failure: Exception | None = None
+        self.connect_seconds = 0.0
 
     async def head(self) -> int:
         """Send the request and wait for the status of the answer.
@@ -110,7 +115,10 @@ class Call:
             except BrokenConnection as error:
                 if error.answered:
                     raise
-        return await self._send(await self._connections.connect())
+        started = time.monotonic()
+        connection = await self._connections.connect()
+        self.connect_seconds = time.monotonic() - started
+        return await self._send(connection)
 
     async def next(self) -> list[bytes] | None:
         """The events that came since the last call, at least one; None at the end of the answer."""

@@ -19,21 +19,31 @@ class Generation:
     """`open()`, then `deltas()` until None, and `close()` always.
 
     `model` is Triton's name; `outputs` are the JSON outputs that `body` asks for; `places` maps the contract's
-    names to the client's (`contract.error_from`).
+    names to the client's (`contract.error_from`); `headers` are further lines of the request's head.
     """
 
     def __init__(
-        self, instance: Instance, model: str, body: bytes, outputs: Sequence[str], places: Mapping[str, str]
+        self,
+        instance: Instance,
+        model: str,
+        body: bytes,
+        outputs: Sequence[str],
+        places: Mapping[str, str],
+        headers: bytes = b"",
     ) -> None:
         self._instance = instance
         self._model = model
         self._backend = instance.models[model].backend
         self._outputs = outputs
         self._places = places
-        self._call = instance.connections.call(f"/v2/models/{model}/generate_stream", body)
+        self._call = instance.connections.call(f"/v2/models/{model}/generate_stream", body, headers)
         self._failure: ApiError | None = None
         self._first: list[Delta] | None = None
         instance.in_flight += 1
+
+    @property
+    def connect_seconds(self) -> float:
+        return self._call.connect_seconds
 
     async def open(self) -> None:
         """Send the request and wait for the first response. Until then a refusal is a real status."""

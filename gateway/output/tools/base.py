@@ -156,6 +156,7 @@ class ToolParser(TextReader):
             self._forget_held()
             self._at = len(self._text)
         else:
+            self.has_failed = self.has_failed or bool(self._held)
             self._release()
 
     def _is_cut_off(self) -> bool:
@@ -204,6 +205,7 @@ class ToolParser(TextReader):
         elif character not in ("}", "]", ","):
             is_broken = True
         if is_broken:
+            self.has_failed = True
             marker = yield from self._until(self.frame, self._give_arguments)
             self._at -= len(marker)
         self._end_call()
