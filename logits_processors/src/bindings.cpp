@@ -213,6 +213,7 @@ NB_MODULE(_native, module) {
         .def("__contains__", [](const Catalog& self, const std::vector<Token>& tokens) { return self.contains(tokens); })
         .def("continues_with", &Catalog::continues_with, nb::arg("token"));
 
+    module.attr("LONGEST_ENTRY") = CatalogBuilder::kLongestEntry;
     nb::class_<CatalogBuilder>(module, "CatalogBuilder")
         .def("__init__",
              [](CatalogBuilder* self, std::uint32_t vocabulary, const nb::bytes& fingerprint) {
