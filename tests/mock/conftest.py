@@ -1,6 +1,7 @@
 """The gateway in front of mock engines: one of each for all tests, and what they serve."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,8 +14,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from bench.mock_engine.running import MockEngine, running_mock_engine
 from tests.support.chat import MODEL
 from tests.support.gateway import Gateway, running_gateway
+from tests.support.mock_tokenizer import mock_tokenizer
 from tests.support.tool_cases import FORMATS
-from tests.support.tools import Talk
+from tests.support.tools import THOUGHTS, Talk
 
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}{% endfor %}"
@@ -120,7 +122,9 @@ def tool_models(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> t
     """A model repository and settings for a model of each family, one of no known family, and one whose template
     shows no tools."""
     folder = tmp_path_factory.mktemp("tools")
-    hf = repository.parent / "hf"
+    hf = folder / "hf"
+    shutil.copytree(repository.parent / "hf", hf)
+    (hf / "tokenizer.json").write_text(mock_tokenizer(text for texts in THOUGHTS.values() for text in texts))
     template, toolless = folder / "tools.jinja", folder / "toolless.jinja"
     template.write_text(TOOL_TEMPLATE)
     toolless.write_text("{% for message in messages %}{{ message.content }}{% endfor %}")

@@ -7,41 +7,25 @@ from typing import Any
 
 import httpx
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from bench.mock_engine.running import MockEngine, running_mock_engine
-from bench.mock_engine.tokens import BOS, EOS, pieces, token_id
+from bench.mock_engine.tokens import EOS, pieces
 from tests.support.chat import MODEL, ask, complete, events
 from tests.support.gateway import running_gateway
+from tests.support.mock_tokenizer import mock_tokenizer
 
 # Characters of two, three and four bytes; the last ones are cut by the mock's rule of three bytes a token.
 TEXT = "né 日本 🌊🌊 x🎉"
 TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
-def _spelled(data: bytes) -> str:
-    """The byte-level alphabet's spelling of some bytes."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    return "".join(chr(byte) if byte in printable else chr(0x100 + others.index(byte)) for byte in data)
-
-
 @pytest.fixture(scope="module")
 def exact_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose tokenizer has the mock engine's own tokens, as far as these tests' texts need them: a prompt is
-    one token a byte, an answer is made of pieces of up to three."""
+    """A model whose tokenizer has the mock engine's own tokens, as far as these tests' texts need them."""
     folder = tmp_path_factory.mktemp("exact")
-    single = {_spelled(bytes([byte])): byte for byte in range(256)}
-    tokenizer = Tokenizer(models.BPE(single | {"</s>": EOS, "<s>": BOS}, []))
-    tokenizer.add_special_tokens(["</s>", "<s>"])
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", BOS)])
-    tokenizer.decoder = decoders.ByteLevel()
-    content = json.loads(tokenizer.to_str())
-    content["model"]["vocab"] |= {_spelled(piece): token_id(piece) for piece in pieces(TEXT.encode())}
     hf = folder / "hf"
     hf.mkdir()
-    (hf / "tokenizer.json").write_text(json.dumps(content))
+    (hf / "tokenizer.json").write_text(mock_tokenizer([TEXT]))
     config = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": TEMPLATE}
     (hf / "tokenizer_config.json").write_text(json.dumps(config))
     model = folder / "repository" / MODEL

@@ -1,6 +1,7 @@
 """Calls and thinking end to end: what a request says of them, what arrives at the engine, what the client gets."""
 
 import json
+import math
 import re
 from typing import Any
 
@@ -10,11 +11,12 @@ import openai
 import pytest
 
 from bench.mock_engine.running import MockEngine
+from bench.mock_engine.tokens import piece as piece_of
 from gateway.openai.fields import CHAT
 from tests.data.tools import FUNCTIONS
 from tests.support.chat import SCHEMA, ask, events
 from tests.support.families import FAMILIES, written
-from tests.support.tools import WHOLE, Reply, Talk, check_stream, tokens_of
+from tests.support.tools import THOUGHTS, WHOLE, Reply, Talk, check_stream, tokens_of
 from tests.support.waiting import wait_for
 
 CITY = {
@@ -154,7 +156,8 @@ def test_none_leaves_the_tools_out(talk: Talk) -> None:
     for choice, tools in (("none", TOOLS), ("auto", []), (None, None)):
         reply = talk.reply("hermes", PARIS, tools=tools, tool_choice=choice)
         assert (reply.content, reply.calls, reply.finish_reason) == (PARIS, [], "stop")
-        assert "x-gateway-warning" not in reply.headers
+        # auto asks for calls of which there can be none.
+        assert ("x-gateway-warning" in reply.headers) == (choice == "auto")
     for request in talk.arrived():
         assert "<|tool|>" not in request["inputs"]["text_input"]
         assert "structured_outputs" not in request["sampling_parameters"]
@@ -416,10 +419,13 @@ def test_reasoning_tokens_are_counted(talk: Talk) -> None:
     assert used["completion_tokens"] == tokens_of(text) + 1
     # The marks' own tokens are thinking; the answer's are not, nor is the end.
     assert used["completion_tokens_details"]["reasoning_tokens"] == tokens_of("<think>one two six</think>")
-    for merge in (2, 7, WHOLE):
-        # A response that holds both is shared out by its text: 23 characters of thinking, 4 of the answer.
-        (merged,) = talk.streamed("qwen3", text, merge)
-        assert 0 < merged.usage["completion_tokens_details"]["reasoning_tokens"] < merged.usage["completion_tokens"]
+    for merge in (2, 7, WHOLE, [1, 5, 2]):
+        assert talk.streamed("qwen3", text, merge)[0].usage == used
+    assert talk.whole("qwen3", text)[0].usage == used
+    # A token that the gateway does not know: 3 of 10 characters are thinking.
+    unknown = talk.reply("qwen3", "<think>abc</think>defghij").usage
+    shared = math.ceil(unknown["completion_tokens"] * 0.3)
+    assert unknown["completion_tokens_details"]["reasoning_tokens"] == shared
     assert thought("qwen3", "Yes.", "<think></think>", talk).usage["completion_tokens_details"] == {
         "reasoning_tokens": 0
     }
@@ -478,9 +484,12 @@ def test_a_bound_call_behind_the_thinking(choice: Any, thinker: Talk) -> None:
     assert reply.usage["completion_tokens_details"]["reasoning_tokens"] > 0
     assert all(request["inputs"]["reasoning_ended"] is False for request in thinker.arrived())
     call = '{"city": "x"}' if choice is NAMED else '[{"name": "get_weather", "parameters": {"city": "x"}}]'
+    # Nobody but the model opens it: the engine might wait for ever for its end, so both are one grammar.
     begun = thought("qwen3", f"<think>Hm.</think>\n{call}", "", thinker, **fields)
     assert (begun.reasoning, calls(begun)) == ("Hm.", [("get_weather", {"city": "x"})])
-    assert all(request["inputs"]["reasoning_ended"] is False for request in thinker.arrived())
+    for request in thinker.arrived():
+        assert request["inputs"]["reasoning_ended"] is True
+        assert "think>" in constraint(request)["grammar"]
     over = thought("qwen3", None, "<think>\n\n</think>\n\n", thinker, **fields)
     assert (over.reasoning, calls(over)[0][0]) == ("", "get_weather")
     assert all(request["inputs"]["reasoning_ended"] is True for request in thinker.arrived())
@@ -514,11 +523,50 @@ def test_each_choice_has_calls_of_its_own(talk: Talk) -> None:
 
 @pytest.mark.parametrize("text", [f"See. {PARIS}", f"<think>Hm.</think>{PARIS}", "<think>Hm.</think>", PARIS[:20]])
 def test_no_log_probability_is_lost_where_text_is_held_back(text: str, talk: Talk) -> None:
-    for show in (True, False):
-        reply = talk.reply("qwen3", text, tools=TOOLS, logprobs=True, include_reasoning=show)
-        # The last one is the end's.
-        assert "".join(reply.logprobs[:-1]) == text
-        assert len(reply.logprobs) == tokens_of(text) + 1
+    reply = talk.reply("qwen3", text, tools=TOOLS, logprobs=True)
+    # The last one is the end's.
+    assert "".join(reply.logprobs[:-1]) == text
+    assert len(reply.logprobs) == tokens_of(text) + 1
+
+
+THOUGHT = [(model, opening, text) for (model, opening), texts in THOUGHTS.items() for text in texts]
+
+
+@pytest.mark.parametrize(("model", "opening", "text"), THOUGHT)
+def test_a_thinking_that_is_hidden_is_hidden_in_all_its_tokens(
+    model: str, opening: str, text: str, talk: Talk
+) -> None:
+    """The same for every cut: which tokens are left, by their text and their id, and how many were thinking."""
+    fields = {"chat_template_kwargs": {"opening": opening}, "logprobs": True}
+    shown = talk.reply(model, text, **fields)
+    hidden = talk.reply(model, text, include_reasoning=False, **fields)
+    thought = shown.usage["completion_tokens_details"]["reasoning_tokens"]
+    assert hidden.usage == shown.usage
+    assert hidden.content == shown.content
+    assert len(hidden.logprobs) == len(shown.logprobs) - thought
+    if opening == "<think>\n" or not opening:
+        # At the beginning.
+        assert hidden.logprobs == shown.logprobs[thought:]
+    ids = token_ids(talk, model, text, include_reasoning=False, **fields)
+    assert len(ids) == len(hidden.logprobs)
+    left = b"".join(map(piece_of, ids)).decode()
+    assert all(part in left for part in hidden.content.split("\n"))
+    assert not any(word in left for word in shown.reasoning.split() if word not in hidden.content)
+
+
+def token_ids(talk: Talk, model: str, text: str, **fields: Any) -> list[int]:
+    """Of the answer, whole and in every cut."""
+    found: list[list[int]] = []
+    with httpx.Client(base_url=talk.gateway.url, timeout=60) as client:
+        for merge in (None, 1, 2, 3, WHOLE):
+            talk.engine.clear_faults()
+            talk.engine.add_fault(text=text, merge=merge)
+            body = {"model": model, "return_token_ids": True, "max_tokens": None, "stream": merge is not None}
+            answer = ask(client, **fields, **body)
+            choices = [c for e in events(answer) for c in e["choices"]] if merge else answer.json()["choices"]
+            found.append([i for choice in choices for i in choice.get("token_ids", ())])
+    assert all(ids == found[0] for ids in found)
+    return found[0]
 
 
 def test_token_ids_are_not_lost_either(talk: Talk) -> None:

@@ -1,17 +1,18 @@
 """Walking a grammar of llguidance at random: what could a model write under it?
 
-Tokens are bytes, an end, and `MARKS` as tokens of their own, which are no text to the library.
+Tokens are bytes, an end, and `MARKS` and `HARMONY` as tokens of their own, which are no text to the library.
 """
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from llguidance import LLMatcher, LLTokenizer
 
 END = 256
 MARKS = {"<think>": 257, "</think>": 258}
+HARMONY = {"<|start|>": 259, "<|end|>": 260, "<|channel|>": 261, "<|message|>": 262, "<|constrain|>": 263}
 # Bytes that make JSON interesting or bring it to its end; drawn more often than the others.
 _TELLING = frozenset(b'"\\{}[],:0123456789abcdeu-.ETZ ')
 _CLOSING = frozenset(b'"}]')
@@ -21,23 +22,23 @@ class _Bytes:
     is_tokenizer_wrapper = True
     eos_token_id = END
     bos_token_id = None
-    tokens = (*(bytes([byte]) for byte in range(256)), b"<end>", *(mark.encode() for mark in MARKS))
-    special_token_ids = (END, *MARKS.values())
+    tokens = (*(bytes([byte]) for byte in range(256)), b"<end>", *(mark.encode() for mark in (*MARKS, *HARMONY)))
+    special_token_ids = (END, *MARKS.values(), *HARMONY.values())
 
     def __call__(self, text: str | bytes) -> list[int]:
         return list(text if isinstance(text, bytes) else text.encode())
 
 
-_tokenizer = LLTokenizer(_Bytes(), n_vocab=END + 1 + len(MARKS), eos_token=END, slices=[])  # type: ignore[arg-type]
+_tokenizer = LLTokenizer(_Bytes(), n_vocab=END + 1 + len(MARKS) + len(HARMONY), eos_token=END, slices=[])  # type: ignore[arg-type]
 
 Why = Literal["stop", "length", "dead"]
 
 
-def tokens(text: str, marks_are_tokens: bool) -> list[int]:
+def tokens(text: str, marks_are_tokens: bool, marks: Mapping[str, int] = MARKS) -> list[int]:
     if not marks_are_tokens:
         return list(text.encode())
-    parts = re.split(f"({'|'.join(MARKS)})", text)
-    return [token for part in parts for token in ([MARKS[part]] if part in MARKS else part.encode())]
+    parts = re.split(f"({'|'.join(map(re.escape, marks))})", text)
+    return [token for part in parts for token in ([marks[part]] if part in marks else part.encode())]
 
 
 def allows(grammar: str, answer: list[int]) -> bool:

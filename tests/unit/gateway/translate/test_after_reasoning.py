@@ -12,14 +12,15 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gateway.output.events import Content, Reasoning
+from gateway.output.parsers import OutputFormat
 from gateway.output.reasoning import MARKS, ReasoningSplitter
 from gateway.output.tools.base import END_TOKENS
-from gateway.translate.after_reasoning import after_reasoning
+from gateway.translate.after_reasoning import after_analysis, after_reasoning
 from gateway.translate.schema_check import check, violation
 from gateway.translate.structured import Constraint
 from tests.data.schemas import PLACE, load_schemas
+from tests.support.walk import HARMONY, allows, tokens, walk
 from tests.support.walk import MARKS as MARK_TOKENS
-from tests.support.walk import allows, tokens, walk
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 JSON = Constraint("json", SCHEMA, PLACE)
@@ -165,6 +166,84 @@ def test_whatever_is_thought_an_answer_that_obeys_follows(
     assert violation(constraint, content) is None
 
 
+ASSISTANT = "<|start|>user<|message|>Hi<|end|><|start|>assistant"
+ANALYSIS = "<|channel|>analysis<|message|>{}<|end|><|start|>assistant"
+FINAL = "<|channel|>final<|message|>"
+
+
+def harmony(constraint: Constraint, as_tokens: bool) -> str:
+    found = after_analysis(check(constraint, "guidance"), ASSISTANT, "guidance", HARMONY if as_tokens else {})
+    assert found is not None
+    assert (found.kind, found.place) == ("grammar", constraint.place)
+    return str(found.value)
+
+
+@both_kinds_of_marks
+@pytest.mark.parametrize(
+    ("text", "allowed"),
+    [
+        (FINAL + '{"a": 1}', True),
+        ('<|channel|>final <|constrain|>json<|message|>{"a": 1}', True),
+        (ANALYSIS.format('So {"a": "x"}?') + FINAL + '{"a": 1}', True),
+        (ANALYSIS.format("One.") + ANALYSIS.format("Two.") + FINAL + '{"a": 1}', True),
+        (ANALYSIS.format("") + FINAL + '{"a": 1}', True),
+        (FINAL + '{"a": "x"}', False),
+        ('{"a": 1}', False),
+        (ANALYSIS.format("So.") + '{"a": 1}', False),
+        ("<|channel|>analysis<|message|>So.", False),
+        ("<|channel|>commentary<|message|>So.<|end|><|start|>assistant" + FINAL + '{"a": 1}', False),
+        (FINAL + '{"a": 1}<|end|>', False),
+    ],
+)
+def test_in_harmony_the_final_channel_is_bound(text: str, allowed: bool, as_tokens: bool) -> None:
+    answer = tokens(text, as_tokens, HARMONY)
+    assert allows(harmony(JSON, as_tokens), answer) == allowed
+
+
+@both_kinds_of_marks
+def test_in_harmony_every_kind_of_constraint_binds(as_tokens: bool) -> None:
+    for constraint, answer, other in (
+        (Constraint("choice", ["yes", "no"], "guided_choice"), "yes", "maybe"),
+        (Constraint("regex", "[a-c]/+", "guided_regex"), "a/", "d"),
+        (Constraint("json_object", True, "response_format"), '{"x": [1]}', "[1]"),
+    ):
+        found = harmony(constraint, as_tokens)
+        begin = ANALYSIS.format("Hm.") + FINAL
+        assert allows(found, tokens(begin + answer, as_tokens, HARMONY))
+        assert not allows(found, tokens(begin + other, as_tokens, HARMONY))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(CONSTRAINTS), THOUGHTS, st.booleans(), st.integers(0, 2**32))
+def test_whatever_is_analysed_an_answer_that_obeys_follows(
+    constraint: Constraint, thought: str, as_tokens: bool, seed: int
+) -> None:
+    assume("<|" not in thought and f"{thought}<|end|>".index("<|end|>") == len(thought))
+    begin = ANALYSIS.format(thought) + FINAL
+    rest, why = walk(harmony(constraint, as_tokens), random.Random(seed), 400, tokens(begin, as_tokens, HARMONY))
+    assume(why != "length")
+    assert why == "stop"
+    reader = OutputFormat("gpt_oss", "gpt_oss").parser(ASSISTANT, {})
+    assert reader is not None
+    events = [*reader.feed(begin + rest.decode()), *reader.finish("stop")]
+    content = "".join(event.text for event in events if isinstance(event, Content))
+    # The reader takes white space at the ends for the frame.
+    assert violation(constraint, content) is None or content != rest.decode()
+
+
+def test_in_harmony_the_prompt_says_where_the_constraint_begins() -> None:
+    """A prompt that ends within the final message is bound from the first token; any other one cannot be."""
+    for prompt, begins in (
+        (ASSISTANT, "grammar"),
+        (ASSISTANT + FINAL, "json"),
+        (ASSISTANT + FINAL + '{"a"', "json"),
+        (ASSISTANT + "<|channel|>analysis<|message|>", None),
+        ("Hello", None),
+    ):
+        found = after_analysis(JSON, prompt, "guidance", HARMONY)
+        assert (found.kind if found else None) == begins
+
+
 def form_of_tag(constraint: Constraint, opened: bool) -> dict[str, Any]:
     found = after_reasoning(check(constraint, "xgrammar"), THINK, opened, "xgrammar", None)
     assert found is not None
@@ -187,6 +266,8 @@ def test_xgrammar_takes_it_as_a_structural_tag() -> None:
             for begin in ("<think>", "\n<think>")
         ),
     ]
+    one_of = form_of_tag(Constraint("choice", ["yes", "no"], "guided_choice"), opened=True)["elements"][2]
+    assert [one["value"] for one in one_of["elements"]] == ["yes", "no"]
     any_object = form_of_tag(Constraint("json_object", True, "response_format"), opened=False)
     assert any_object["elements"][0]["json_schema"] == {"type": "object"}
 
