@@ -85,6 +85,12 @@ def check_ports(ports: Ports, used: tuple[str, ...]) -> None:
             raise DevError(f"Port {port} needs root; choose one above 1023 with {flag}.") from None
 
 
+def ports_without_effect(ports: Ports, used: tuple[str, ...]) -> list[str]:
+    """The flags that were given for parts that are not started."""
+    usual = Ports()
+    return [flag for name, flag in _FLAGS.items() if name not in used and getattr(ports, name) != getattr(usual, name)]
+
+
 # Where the gateway of `--engine URL` can have its models from without --config.
 _MODEL_VARIABLES = ("GATEWAY_CONFIG", "GATEWAY_MODELS", "GATEWAY_MODEL_REPOSITORY")
 

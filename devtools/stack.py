@@ -3,13 +3,16 @@
 `./dev up` and the tests start the same thing from here.
 """
 
+import contextlib
 import http.client
+import json
 import os
 import random
 import re
 import shutil
 import socket
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -243,7 +246,19 @@ class Stack:
             command += ["--model-repository", str(self.repository)]
         command += self.config.gateway_arguments
         self._launch("gateway", [self._python, *command], env=_services_env(), cwd=ROOT)
-        self._await("gateway", f"{self.url}/health/ready", 60, say)
+        self._await("gateway", f"{self.url}/health/ready", 60, say, self._check_models)
+
+    def _check_models(self) -> None:
+        """Raises DevError where the Triton that runs already has none of the gateway's models: it will not get one by
+        waiting."""
+        if self.config.engine in ("triton", "mock"):
+            return
+        states = not_ready(f"{self.url}/health/ready")
+        if states and all(_NOT_THERE in state for state in states):
+            raise DevError(
+                f"The gateway has no model to serve: {'; '.join(states)} at {self.config.engine}. Load it there, or "
+                "name one that is ready in `models:` of --config."
+            )
 
     def _start_metrics_proxy(self, say: Say) -> None:
         ports = self.config.ports
@@ -320,6 +335,21 @@ def answers(url: str) -> bool:
             return bool(response.status == 200)
     except (OSError, http.client.HTTPException):  # The second: something else than HTTP answers there.
         return False
+
+
+_NOT_THERE = "does not have the model"
+
+
+def not_ready(url: str) -> list[str]:
+    """Why each of the gateway's models is not ready, in its own words; empty where it does not say yet."""
+    try:
+        urllib.request.urlopen(url, timeout=5).close()
+    except urllib.error.HTTPError as answer:
+        with answer, contextlib.suppress(ValueError, AttributeError, OSError):
+            return [str(state) for state in json.load(answer)["models"].values()]
+    except (OSError, http.client.HTTPException):
+        pass
+    return []
 
 
 def loading(output: str) -> str:

@@ -57,6 +57,8 @@ def up(engine: str, ports: Ports, gateway_config: Path | None) -> int:
     else:
         preconditions.check_engine_answers(engine)
     preconditions.check_ports(ports, used)
+    for flag in preconditions.ports_without_effect(ports, used):
+        note(f"{flag} has no effect with --engine {engine}, which starts nothing that listens there.")
     config = StackConfig(
         engine=engine,
         models={models.SMOLLM2 if real else models.TINY: {}},

@@ -185,6 +185,7 @@ LONG: list[tuple[str, str, str]] = [
     ("/v1/completions", f'"prompt":{many(EMPTY)}', "prompt"),
     ("/v1/completions", f'"prompt":{many("1", "-1")}', f"prompt[{MANY}]"),
     ("/v1/completions", f'"prompt":{many("[]")}', "prompt[0]"),
+    ("/v1/completions", f'"prompt":{many("[1]")}', "prompt"),
     ("/v1/completions", f'"prompt":[{many("1", "true")}]', f"prompt[0][{MANY}]"),
     ("/tokenize", f'"messages":{many("{}")}', "messages[0].role"),
     ("/detokenize", f'"tokens":{many("1", "2.5")}', f"tokens[{MANY}]"),
@@ -217,6 +218,20 @@ def test_hundreds_of_thousands_of_members(post: Any) -> None:
     for path in ROUTES:
         error = refused(post(path, with_members(path, "".join(f',"u{number}":1' for number in range(200_000)))))
         assert "200000 fields" in error["message"]
+
+
+def test_members_of_messages_by_the_hundred_thousand(post: Any) -> None:
+    """Each would be a warning."""
+    members = "".join(f',"u{number}":1' for number in range(100_000))
+    for path in ("/v1/chat/completions", "/tokenize"):
+        for message in (
+            f'{{"role":"user","content":"x"{members}}}',
+            f'{{"role":"user","content":[{{"type":"text","text":"x"{members}}}]}}',
+            f'{{"role":"assistant","tool_calls":[{{"function":{{"name":"f"{members}}}}}]}}',
+        ):
+            error = refused(post(path, f'{{"model":"mock","messages":[{message}]}}'.encode()))
+            assert (error["param"], error["code"]) == ("messages", "unknown_parameter")
+            assert "100000 members" in error["message"]
 
 
 # Large bodies

@@ -147,6 +147,11 @@ def test_an_engine_that_already_runs_and_the_other_polite_signals(tmp_path: Path
             pids = up.pids()
             assert up.end(signal.SIGHUP) == 0
             assert not alive(pids)
+        settings.write_text(json.dumps({"models": [{**model, "triton_model": "another"}]}))
+        ended = run_dev("up", *flags, "--port", str(Ports.free().gateway), cwd=tmp_path)
+        assert ended.returncode == 1
+        # Not after a minute's wait.
+        assert "The gateway has no model to serve: Triton does not have the model 'another'" in ended.stdout
         assert mock.process.poll() is None
         pids = mock.pids()
         assert mock.end(signal.SIGTERM) == 0

@@ -33,6 +33,13 @@ def test_a_port_that_is_not_used_may_be_taken() -> None:
         preconditions.check_ports(ports, ("gateway", "triton_http"))
 
 
+def test_a_port_of_a_part_that_is_not_started_is_named() -> None:
+    ports = Ports(gateway=9009, metrics_proxy=9409, triton_http=8009)
+    used = ("gateway", "triton_http")
+    assert preconditions.ports_without_effect(ports, used) == ["--metrics-port"]
+    assert preconditions.ports_without_effect(Ports(), used) == []
+
+
 def test_a_port_on_all_addresses_is_taken_too() -> None:
     ports = Ports.free()
     with socket.create_server(("", ports.gateway)), pytest.raises(DevError, match="is taken"):
