@@ -7,9 +7,9 @@ the server is neither ready nor does it fail. It has to be started again.
 
 import time
 from pathlib import Path
+from typing import Protocol
 
 from devtools.errors import DevError
-from devtools.processes import Service
 
 # A stub whose model could not be loaded ends by itself well within this time (seconds).
 _PATIENCE = 10.0
@@ -19,10 +19,16 @@ class ForgottenStub(DevError):
     """The server has to be started again."""
 
 
+class Server(Protocol):
+    """A tritonserver; of its process ids the first is the server's own."""
+
+    def pids(self) -> list[int]: ...
+
+
 class StubWatch:
     """Looks at one starting tritonserver, again and again."""
 
-    def __init__(self, server: Service) -> None:
+    def __init__(self, server: Server) -> None:
         self._server = server
         self._waiting_since: float | None = None
 
