@@ -4,7 +4,7 @@ It speaks Triton's HTTP API (health, metadata, config, statistics, model reposit
 /metrics on the same port) for models that generate plain words, or valid instances of a structured output. An
 answer is a pure function of the prompt and the sampling parameters. With --model-repository a model's length and
 tokenizer.json are those of its model.json; otherwise the context is 4096 tokens and a token is a piece of a word of
-at most three bytes.
+at most three bytes. `constraints` are taken, with one catalogue, `words`.
 
 Control for tests, all JSON:
   POST   /mock/faults    add a fault; the oldest fault that fits a request is used

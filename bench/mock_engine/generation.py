@@ -21,6 +21,9 @@ from bench.mock_engine.tokens import EOS, PieceTokenizer, is_token, pieces, toke
 from bench.mock_engine.tokens import piece as piece_of
 from bench.mock_engine.words import WORDS
 
+# In a row, of an answer that may not repeat itself.
+_MOST_LEFT_OUT = 1000
+
 FinishReason = Literal["stop", "length", "error", "repetition"]
 
 
@@ -67,7 +70,8 @@ def generate(
     limit = rest if params.max_tokens is None else min(params.max_tokens, rest)
     answer = _Answer(params, limit, random.Random(seed))
     try:
-        for piece in _piece_stream(seed, params, limit, text, thinks_first):
+        stream = _piece_stream(seed, params, limit, text, thinks_first)
+        for piece in _unrepeated(stream, params.no_repeat_ngram) if params.no_repeat_ngram else stream:
             delta = answer.add(piece)
             yield delta
             if delta.finish_reason is not None:
@@ -111,6 +115,23 @@ def _piece_stream(
         for piece in pieces(word):
             count += 1
             yield piece
+
+
+def _unrepeated(stream: Iterator[bytes | None], size: int) -> Iterator[bytes | None]:
+    """Leaves out each token that completes a sequence of `size` a second time; the end where none is left."""
+    seen: set[tuple[bytes | None, ...]] = set()
+    last: list[bytes | None] = []
+    left_out = 0
+    for piece in stream:
+        ngram = (*last[len(last) - size + 1 :], piece)
+        if len(ngram) == size and ngram in seen and left_out < _MOST_LEFT_OUT:
+            left_out += 1
+            continue
+        chosen = piece if left_out < _MOST_LEFT_OUT else None
+        left_out = 0
+        seen.add(ngram)
+        last.append(chosen)
+        yield chosen
 
 
 def _only(allowed: Sequence[int], params: SamplingParams, rng: random.Random) -> Iterator[bytes | None]:

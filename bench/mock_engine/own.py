@@ -26,6 +26,7 @@ from bench.mock_engine.backend import (
 )
 from bench.mock_engine.reasoning import ReasoningParser, has_ended
 from bench.mock_engine.sampling import KEYS, Constraint, SamplingParams, constraint_of
+from bench.mock_engine.words import WORDS
 
 SchedulingPolicy = Literal["fcfs", "priority"]
 
@@ -204,13 +205,33 @@ def _sampling_params(text: str, known: Set[str]) -> SamplingParams:
     constraint: Constraint | None = None
     if "structured_outputs" in values:
         constraint = _constraint(values["structured_outputs"])
-    params = SamplingParams.of(values, constraint)
+    entries, no_repeat_ngram = _processed(values.get("extra_args") or {})
+    params = SamplingParams.of(values, constraint or entries, no_repeat_ngram)
     if params.repetition_detection is not None:
         try:
             params.repetition_detection.check()
         except ValueError as error:
             raise _invalid("sampling_parameters.repetition_detection", str(error)) from None
     return params
+
+
+def _processed(extra_args: dict[str, Any]) -> tuple[Constraint | None, int | None]:
+    """What this project's logits processor makes of a request: a catalogue's entries, of which the mock has one, or the
+    size of what may not come twice."""
+    if "constraints" not in extra_args:
+        return None, None
+    place, given = "sampling_parameters.extra_args.constraints", extra_args["constraints"]
+    if not isinstance(given, dict) or len(given) != 1:
+        raise _invalid(place, "must have exactly one member, one of: catalog, no_repeat_ngram.")
+    ((name, arguments),) = given.items()
+    if name == "catalog":
+        if arguments != {"name": "words"}:
+            raise _invalid(f"{place}.catalog.name", "is not among this engine's catalogues.")
+        return Constraint("choice", list(WORDS)), None
+    size = arguments.get("size") if name == "no_repeat_ngram" and isinstance(arguments, dict) else None
+    if type(size) is not int or not 1 <= size <= 64:
+        raise _invalid(f"{place}.{name}", "must be no_repeat_ngram with a size from 1 to 64.")
+    return None, size
 
 
 def _typed(key: str, value: Any) -> Any:

@@ -89,11 +89,15 @@ class SamplingParams:
     skip_special_tokens: bool = True
     stream_interval: int = 1
     constraint: Constraint | None = None
+    no_repeat_ngram: int | None = None
+    """The size of the sequences of tokens that come once, where the engine has a logits processor for it."""
     shaping: dict[str, Any] = field(default_factory=dict)
     """The other parameters that change a model's choice of tokens, by vLLM's names."""
 
     @classmethod
-    def of(cls, values: dict[str, Any], constraint: Constraint | None) -> "SamplingParams":
+    def of(
+        cls, values: dict[str, Any], constraint: Constraint | None, no_repeat_ngram: int | None = None
+    ) -> "SamplingParams":
         """From valid values by vLLM's names (`KEYS`); a key that is absent has vLLM's default."""
         stop = values.get("stop") or ()
         kept = (
@@ -114,6 +118,7 @@ class SamplingParams:
             logprob_token_ids=None if listed is None else tuple(listed),
             repetition_detection=None if repetition is None else RepetitionDetection(**repetition),
             constraint=constraint,
+            no_repeat_ngram=no_repeat_ngram,
             shaping={key: values[key] for key in (*_SHAPING, *_SHAPING_IF_RANDOM) if key in values},
             **{key: values[key] for key in kept if key in values},
         )

@@ -20,13 +20,14 @@ from gateway.output.thinking import Withheld, without_thinking
 from gateway.output.tools import FAMILIES
 from gateway.translate.after_reasoning import after_analysis, after_reasoning
 from gateway.translate.call_tag import call_tag
+from gateway.translate.constraints import PLACES, binds_first_token, both_bind
 from gateway.translate.prompt import ChatTemplate
 from gateway.translate.structured import Constraint
 from gateway.translate.tool_choice import ToolUse, calls_constraint, tool_use, without_effect
 from gateway.triton.contract import Backend, Delta, ModelContract
 
 _T = TypeVar("_T")
-_PLACES = {"prompt": "messages", "logprobs": "top_logprobs", "extra_args": "vllm_xargs"}
+_PLACES = {"prompt": "messages", "logprobs": "top_logprobs", "extra_args": "vllm_xargs", **PLACES}
 
 
 class Chat:
@@ -57,6 +58,8 @@ class Chat:
             reasoning_effort=request.reasoning_effort,
             chat_template_kwargs=request.chat_template_kwargs,
         )
+        if binds_first_token(request.constraints):
+            _check_begins_with_answer(model, prompt.text)
         text = prompt.text
         # The stock backend has the tokenizer add its BOS to a prompt that already begins with one.
         if contract.backend is Backend.STOCK and model.added_bos and not request.add_special_tokens:
@@ -68,6 +71,8 @@ class Chat:
             *_without_effect(request, model, needs_special_tokens),
         ]
         if use.is_bound:
+            if request.constraints is not None:
+                raise both_bind("tool_choice")
             if constraint is not None:
                 warnings.append(f"{constraint.place} was ignored: tool_choice binds the answer to be a call")
             constraint = calls_constraint(use, request.tools or ())
@@ -77,6 +82,12 @@ class Chat:
         warnings += _not_strict(use, model, of_text)
         if use.tools and constraint is None:
             constraint = _free_calls(use, model)
+            if binds_first_token(request.constraints):
+                warnings.append("tools cannot be called: constraints.catalog binds the answer")
+                constraint = None
+            elif constraint is not None and request.constraints is not None:
+                warnings.append("calls are not kept valid: constraints binds the answer")
+                constraint = None
         translation = Translation(
             [text],
             bool(request.add_special_tokens),
@@ -199,6 +210,17 @@ def _checks(use: ToolUse, of_text: Constraint | None, answer: Answer) -> list[Ch
     if of_text is None or (use.is_bound and calls and not message.content.strip()):
         return calls
     return [*calls, Check(of_text, message.content)]
+
+
+def _check_begins_with_answer(model: ServedModel, prompt: str) -> None:
+    """An entry of a catalogue in place of the thinking would be taken for the thinking."""
+    if model.output.is_harmony or model.output.begins_in_reasoning(prompt):
+        raise bad_request(
+            "constraints.catalog binds the answer from its first token, and this model begins with its thinking; "
+            "switch the thinking off in chat_template_kwargs, or ask /v1/completions.",
+            "constraints.catalog",
+            "unsupported_parameter",
+        )
 
 
 def _check_can_call(model: ServedModel, template: ChatTemplate) -> None:

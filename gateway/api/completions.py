@@ -12,6 +12,7 @@ from gateway.openai.fields import COMPLETION, has_no_effect
 from gateway.openai.schema import CompletionRequest, StreamOptions, parse_completion
 from gateway.output.answer import Answer, usage_of
 from gateway.output.logprobs import CompletionLogprobs, TokenBytes
+from gateway.translate.constraints import PLACES
 from gateway.translate.sampling import generates_nothing
 from gateway.translate.structured import Constraint
 from gateway.triton.contract import Backend, Delta, ModelContract
@@ -43,7 +44,7 @@ class Completions:
         one = isinstance(request.prompt, str) or isinstance(request.prompt[0], int)
 
         def places(number: int) -> Mapping[str, str]:
-            renamed = {"prompt": "prompt" if one else f"prompt[{number}]", "extra_args": "vllm_xargs"}
+            renamed = {"prompt": "prompt" if one else f"prompt[{number}]", "extra_args": "vllm_xargs", **PLACES}
             return renamed if request.prompt_logprobs is not None else renamed | {"prompt_logprobs": "logprobs"}
 
         outputs = json_outputs(request, contract, logprobs=request.logprobs is not None)

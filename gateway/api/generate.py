@@ -43,6 +43,7 @@ from gateway.output.thinking import ThinkingTokens
 from gateway.routing.instances import Instance
 from gateway.routing.policy import choose, why_not_ready
 from gateway.settings import Settings
+from gateway.translate.constraints import both_bind
 from gateway.translate.sampling import for_choice, inputs, refuse_missing, sampling_parameters, without_effect
 from gateway.translate.structured import FIELDS, Constraint, constraint_of
 from gateway.triton.contract import Delta, GenerateRequest, ModelContract, request_body
@@ -246,6 +247,8 @@ class GenerateRoute(Generic[_Request]):
             )
         warnings = judge_extras(request.model_extra or {}, self._dialect.table, strict=self._settings.strict_fields)
         own = constraint_of({field: getattr(request, field, None) for field in FIELDS})
+        if own is not None and request.constraints is not None:
+            raise both_bind(own.place)
         sampling = sampling_parameters(request, model.defaults, model.max_model_len)
         further = inputs(request)
         instance, translation = self._translate(request, model, own)

@@ -25,6 +25,7 @@ class Origin(StrEnum):
     OPENAI = "OpenAI"
     VLLM = "vLLM"
     LEGACY = "vLLM before 0.12"
+    PROJECT = "this project"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,14 @@ _GENERATE = (
     _done("guided_regex", _L, "Translated to structured_outputs.regex."),
     _done("guided_choice", _L, "Translated to structured_outputs.choice."),
     _done("guided_grammar", _L, "Translated to structured_outputs.grammar."),
+    Field(
+        "constraints",
+        Fate.DONE,
+        Origin.PROJECT,
+        "Sent as a member of extra_args to the engine's logits_processors, which it needs: catalog or no_repeat_ngram "
+        "([constraints](constraints.md)). Not beside a structured output or a tool_choice that binds the answer.",
+        stock=False,
+    ),
     # Sampling.
     _forwarded("temperature", _O, "0 to 2; 0 is greedy."),
     _forwarded("top_p", _O, "Above 0, at most 1."),

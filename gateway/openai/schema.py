@@ -126,6 +126,7 @@ class _GenerateRequest(_Body):
     guided_regex: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
+    constraints: dict[str, Any] | None = None
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None

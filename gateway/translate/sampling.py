@@ -12,7 +12,9 @@ from typing import Any
 from gateway.openai.errors import bad_request
 from gateway.openai.fields import CHAT, COMPLETION, Field, has_no_effect, is_one_of
 from gateway.openai.schema import ChatRequest, CompletionRequest
-from gateway.translate.structured import FIELDS as CONSTRAINTS
+from gateway.translate.constraints import FIELD as CONSTRAINTS
+from gateway.translate.constraints import with_constraints
+from gateway.translate.structured import FIELDS as STRUCTURED
 from gateway.triton.contract import Backend, ModelContract
 
 # generation_config.json's name → vLLM's, the set that vLLM's own server reads
@@ -43,7 +45,8 @@ _NOT_EVERYWHERE = tuple({f.name: f for f in (*CHAT.values(), *COMPLETION.values(
 # Of a completion, what concerns the tokens that the engine chooses.
 _OF_CHOSEN_TOKENS = (
     *(f.name for f in COMPLETION.values() if f.key and f.name not in ("max_tokens", "logprobs", "prompt_logprobs")),
-    *CONSTRAINTS,
+    *STRUCTURED,
+    CONSTRAINTS,
 )
 
 # OpenAI's and vLLM's for completions; a chat answers until it is done.
@@ -86,6 +89,8 @@ def sampling_parameters(
     _check_min_tokens(parameters, 0 if request.max_tokens == 0 else parameters["max_tokens"])
     _check_logit_bias(request.logit_bias or {})
     _check_xargs(request.vllm_xargs or {})
+    if arguments := with_constraints(request.vllm_xargs, request.constraints):
+        parameters["extra_args"] = arguments
     if request.repetition_detection is not None:
         parameters["repetition_detection"] = request.repetition_detection.model_dump(exclude_none=True)
     return parameters

@@ -221,5 +221,8 @@ def _client_param(place: str | None, places: Mapping[str, str]) -> str | None:
     if place is None:
         return None
     name = "prompt" if place in ("text_input", "input_ids") else place.removeprefix("sampling_parameters.")
-    head, dot, rest = name.partition(".")
-    return places.get(head, head) + dot + rest
+    steps = name.split(".")
+    for known in range(len(steps), 0, -1):
+        if (clients := places.get(".".join(steps[:known]))) is not None:
+            return ".".join([clients, *steps[known:]])
+    return name

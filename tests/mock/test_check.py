@@ -60,7 +60,7 @@ async def test_the_stock_backend_does_what_it_can(stock: MockEngine, repository:
     only_ours = {
         "logit_bias", "stream_interval", "thinking_token_budget", "repetition_detection", "watermarking", "priority",
         "cache_salt", "session_id", "truncate_prompt_tokens", "truncation_side", "logprob_token_ids", "prompt_logprobs",
-        "return_token_ids",
+        "return_token_ids", "constraints",
     }  # fmt: skip
     # Token ids cannot be had from its tokenizer without the BOS, which a rendered chat has already.
     assert fields_with(report, Kind.REFUSED) == only_ours | {"add_special_tokens"}
@@ -96,7 +96,7 @@ ALONE = {
     "structured_outputs": "structured_outputs", "guided_json": "structured_outputs",
     "guided_regex": "structured_outputs", "guided_choice": "structured_outputs",
     "guided_grammar": "structured_outputs", "return_tokens_as_token_ids": "logprobs",
-    "max_completion_tokens": "max_tokens", "tool_choice": "structured_outputs",
+    "max_completion_tokens": "max_tokens", "tool_choice": "structured_outputs", "constraints": "extra_args",
 }  # fmt: skip
 # They need not change an answer: that they are forgotten looks as if they had not.
 MAY_DO_NOTHING = {"frequency_penalty", "presence_penalty", "repetition_penalty", "seed", "skip_special_tokens"}

@@ -79,6 +79,8 @@ def test_every_ignored_field_is_named_in_a_warning(
 
 TOOL = {"type": "function", "function": {"name": "telling", "parameters": {"type": "object", "properties": {}}}}
 
+ONCE = {"no_repeat_ngram": {"size": 1}}
+
 # Where a field's value has no effect beside the others. The tests' model does not think, and has a family of calls.
 IDLE: dict[str, dict[str, dict[str, Any]]] = {
     "chat": {
@@ -123,6 +125,7 @@ CONTRADICTED: dict[str, dict[str, tuple[dict[str, Any], str]]] = {
             {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
             "structured_outputs",
         ),
+        "constraints": ({"constraints": ONCE, "tools": [TOOL], "tool_choice": "required"}, "constraints"),
     },
     "completion": {
         "stream_options": ({"stream_options": {"include_usage": True}}, "stream_options"),
@@ -137,6 +140,7 @@ CONTRADICTED: dict[str, dict[str, tuple[dict[str, Any], str]]] = {
             {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
             "structured_outputs",
         ),
+        "constraints": ({"constraints": ONCE, "vllm_xargs": {"constraints": 1}}, "vllm_xargs.constraints"),
     },
 }
 # Fields whose values are obeyed whatever stands beside them, if only since nothing is left for them to do: with
@@ -195,6 +199,7 @@ CONSTRAINTS: dict[str, Any] = {
     "guided_regex": "[a-c]{3}",
     "guided_choice": ["yes", "no"],
     "guided_grammar": 'root ::= "a" | "b"',
+    "constraints": ONCE,
 }
 
 
@@ -244,6 +249,10 @@ DONE: dict[str, Proof] = {
     "guided_regex": ({"guided_regex": "[a-c]{3}"}, _asked(regex="[a-c]{3}")),
     "guided_choice": ({"guided_choice": ["yes", "no"]}, _asked(choice=["yes", "no"])),
     "guided_grammar": ({"guided_grammar": 'root ::= "a" | "b"'}, _asked(grammar='root ::= "a" | "b"')),
+    "constraints": (
+        {"constraints": ONCE, "vllm_xargs": {"k": 1}},
+        lambda engine, answer: engine["sampling_parameters"]["extra_args"] == {"k": 1, "constraints": ONCE},
+    ),
     "n": ({"n": 3}, lambda engine, answer: [c["index"] for c in answer["choices"]] == [0, 1, 2]),
     "request_id": (
         {"request_id": "mine"},

@@ -24,7 +24,7 @@ MAY_BE_REFUSED = frozenset(
         "seed",  # By an engine on the CPU that prefills in chunks.
         "priority",  # By the engine's scheduling_policy.
         "thinking_token_budget",  # Without the engine's reasoning_config.
-        "vllm_xargs",  # By the engine's logits processors.
+        *("vllm_xargs", "constraints"),  # By the engine's logits processors.
         "n",  # By the setting max_in_flight.
         # By the engine's max_logprobs.
         *("logprobs", "top_logprobs", "prompt_logprobs", "logprob_token_ids", "return_tokens_as_token_ids"),
@@ -63,6 +63,7 @@ _BOTH: Mapping[str, Probe] = {
     "spaces_between_special_tokens": sampling.spaces_between_special_tokens,
     "repetition_detection": sampling.repetition_detection,
     "stream_interval": sampling.stream_interval,
+    "constraints": sampling.constraints,
     **{name: sampling.unseen(**{name: value}) for name, value in UNSEEN.items()},
     "truncate_prompt_tokens": prompt.truncate_prompt_tokens,
     "truncation_side": prompt.truncation_side,

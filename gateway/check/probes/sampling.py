@@ -201,6 +201,18 @@ async def repetition_detection(ask: Ask) -> Verdict:
     return seen("a token over and over ended with repetition")
 
 
+async def constraints(ask: Ask) -> Verdict:
+    once = {"no_repeat_ngram": {"size": 1}}
+    if ask.tokens is None:
+        await ask(constraints=once)
+        return accepted(NO_TOKENS)
+    token = ask.tokens.second
+    answer = await ask(constraints=once, logit_bias={str(token): 100}, **logprobs(ask, 1), **endless(4))
+    if answer.ids.count(token) != 1:
+        return failed(f"a token that may come once came {answer.ids.count(token)} times")
+    return seen("a token that may come once came once, with a bias towards it")
+
+
 async def stream_interval(ask: Ask) -> Verdict:
     forced_text = one_of(_FORCED)
     without = len((await ask(**forced_text, stream=True)).texts)
