@@ -28,6 +28,9 @@ class ConstraintProcessor(LogitsProcessor):  # type: ignore[misc]
     request and nothing else, and could not know the model's catalogues.
     """
 
+    arguments: ClassVar[frozenset[str]] = frozenset({"constraints"})
+    """What it reads in `extra_args`: vLLM ignores what no processor reads, so that a server may want to know."""
+
     _admission: ClassVar[Requests | None] = None
 
     @classmethod
