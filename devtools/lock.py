@@ -56,6 +56,10 @@ def _renew(environment: environments.Environment, scratch: Path) -> None:
         compile(f"{part}.txt", "pyproject.toml", "--extra", part, *constraints, *_ANY_TARGET)
         extras += ["--extra", part]
         constraints += ["--constraints", f"locks/{part}.txt"]
+    tracing = ("--extra", "gateway", "--extra", "tracing")
+    compile("gateway-tracing.txt", "pyproject.toml", *tracing, *constraints, *_ANY_TARGET)
+    extras += ["--extra", "tracing"]
+    constraints += ["--constraints", "locks/gateway-tracing.txt"]
     # The tests run what the services run.
     compile("dev.txt", "pyproject.toml", *extras, "--extra", "dev", *constraints, *_ANY_TARGET)
     compile("artifacts.txt", "--group", "artifacts", "--no-deps", *_ENGINE_TARGET)

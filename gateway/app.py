@@ -31,6 +31,7 @@ from gateway.models import ServedModel, by_name, named, served_models
 from gateway.observe import loop, multiprocess, request_log
 from gateway.observe.metrics import REGISTRY
 from gateway.observe.record import ServiceLevel, begin, record_of
+from gateway.observe.tracing import Tracing
 from gateway.openai.errors import ApiError, bad_request
 from gateway.openai.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from gateway.routing.instances import Instance
@@ -59,6 +60,7 @@ class Gateway:
         self._worker = worker
         self.access = Access(settings.keys_file)
         self._level = ServiceLevel(settings.slo_ttft, settings.slo_itl)
+        self._tracing = Tracing(settings.otlp_endpoint) if settings.otlp_endpoint else None
         self.models = served_models(settings)
         self.instances = [
             Instance(f"triton-{i}", Connections(url, settings.connect_timeout)) for i, url in enumerate(settings.triton)
@@ -91,6 +93,7 @@ class Gateway:
             await self._rest(scope, receive, send)
             return
         record, send = begin(scope, send)
+        span = None if self._tracing is None or record.is_probe else self._tracing.begin(record)
         try:
             record.key = self.access.authenticate(scope)
             route = self._ahead.get(scope["path"]) if scope["method"] == "POST" else None
@@ -101,6 +104,8 @@ class Gateway:
         finally:
             record.finish(self._level)
             request_log.write(record, self._level)
+            if self._tracing is not None and span is not None:
+                self._tracing.finish(record, span)
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
@@ -112,6 +117,8 @@ class Gateway:
             # Nothing is served yet; an exception here would only become a stack trace of uvicorn's.
             os._exit(1)
         self._control.start()
+        if self._tracing is not None:
+            self._tracing.start()
         watching = [asyncio.create_task(self.access.follow()), asyncio.create_task(loop.watch(self._worker))]
         try:
             yield
@@ -120,6 +127,8 @@ class Gateway:
                 watch.cancel()
             await self._control.close()
             await self._checker.close()
+            if self._tracing is not None:
+                await asyncio.to_thread(self._tracing.close)
             for instance in self.instances:
                 instance.connections.close()
 

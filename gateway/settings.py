@@ -128,6 +128,9 @@ class Settings(ServiceSettings):
     allow_anonymous: bool = Field(False, description="listen on more than loopback without keys all the same")
     slo_ttft: Seconds | None = Field(None, description="seconds to the first token that count as good")
     slo_itl: Seconds | None = Field(None, description="mean seconds between an answer's tokens that count as good")
+    otlp_endpoint: BaseUrl | None = Field(
+        None, description="base URL of an OpenTelemetry collector (OTLP over HTTP) that gets the spans of requests"
+    )
     request_timeout: Seconds = Field(600, description="seconds a request may take in all; then it is 504")
     connect_timeout: Seconds = Field(5, description="seconds to connect to a Triton server")
     shutdown_timeout: DrainSeconds = Field(30, description="seconds that running streams get to finish on SIGTERM")

@@ -28,7 +28,7 @@ _HEAD = "# Keys of the gateway, by name; python -m gateway keys makes, lists and
 
 def main(arguments: Sequence[str]) -> int:
     try:
-        given = _parser().parse_args(arguments)
+        given = parser().parse_args(arguments)
         options = vars(given)
         run: Callable[[Path, dict[str, Any]], None] = options.pop("run")
         own = {name: options.pop(name) for name in [*options] if name not in ("config", "keys_file")}
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
     flags = Parser(
         prog="python -m gateway keys",
         description="Makes, lists and revokes the keys that clients send as `Authorization: Bearer …`. A running "

@@ -79,7 +79,8 @@ async def check_triton(
 ) -> None:
     """Calls `done` for each model; of these fields alone, where they are given. Raises `SettingsError`."""
     limit = min(settings.request_timeout, DEADLINE_S)
-    gateway = Gateway(settings.model_copy(update={"triton": [url], "request_timeout": limit, "keys_file": None}))
+    only = {"triton": [url], "request_timeout": limit, "keys_file": None, "otlp_endpoint": None}
+    gateway = Gateway(settings.model_copy(update=only))
     async with InProcessClient(gateway) as client:
         (instance,) = gateway.instances
         for model in gateway.models:

@@ -31,6 +31,7 @@ class _Unparsed:
     """What the gateway does where a request needs no parser."""
 
     in_reasoning = False
+    has_failed = False
 
     def feed(self, text: str) -> list[Event]:
         return [Content(text)] if text else []
