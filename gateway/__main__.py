@@ -3,8 +3,11 @@ gateway keys`: clients' keys. Exit code 2 for a wrong setting."""
 
 import logging
 import os
+import signal
 import sys
 
+# Whoever stops it while it imports wants no trace of that; `main` takes Ctrl-C over.
+signal.signal(signal.SIGINT, signal.SIG_DFL)
 # transformers is used for its chat-template code alone; it must not tell every start that torch is absent.
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
@@ -21,6 +24,7 @@ from service_base.server import listen, log_start, serve
 
 
 def main() -> int:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if sys.argv[1:2] == ["check"]:
         return check.main(sys.argv[2:])
     if sys.argv[1:2] == ["keys"]:
@@ -35,6 +39,9 @@ def main() -> int:
     except SettingsError as error:
         print(f"gateway: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        # Files of models take a while to read, too.
+        return 130
     log_start(logging.getLogger("gateway"), listener, settings.effective())
     serve(gateway, listener, settings.shutdown_timeout, http=Protocol)
     return 0

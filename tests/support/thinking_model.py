@@ -1,8 +1,9 @@
-"""A tiny random model that thinks: `<think>` and `</think>` are tokens of its vocabulary, and its chat template opens
-the thinking unless the request turns that off with `enable_thinking`."""
+"""Tiny random models whose vocabularies have marks as tokens. One of them thinks: its marks are `<think>` and
+`</think>`, and its chat template opens the thinking unless the request turns that off with `enable_thinking`."""
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -13,27 +14,33 @@ _GENERATION_PROMPT = "{{- '<|start|>assistant\\n' }}"
 
 
 def make(target: Path, tiny: Path) -> Path:
-    """Writes the model to the folder `target`, as a copy of the tiny random model in `tiny`."""
-    shutil.copytree(tiny, target)
-    path = target / "tokenizer.json"
-    tokenizer = json.loads(path.read_text())
-    vocabulary: dict[str, int] = tokenizer["model"]["vocab"]
-    # The marks take the ids of the two tokens that were merged last, which no other token is merged from: the model
-    # has no row of weights for a new one.
-    del tokenizer["model"]["merges"][-2:]
-    for mark, (token, number) in zip((OPENING, CLOSING), sorted(vocabulary.items(), key=_id)[-2:], strict=True):
-        del vocabulary[token]
-        tokenizer["added_tokens"].append(
-            {"id": number, "content": mark, "special": False, "normalized": False}
-            | dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
-        )
-    path.write_text(json.dumps(tokenizer))
+    """Writes the model that thinks to the folder `target`, as a copy of the tiny random model in `tiny`."""
+    with_marks(target, tiny, (OPENING, CLOSING))
     template = target / "chat_template.jinja"
     text = template.read_text()
     assert _GENERATION_PROMPT in text
     opened = "{%- if enable_thinking is defined and not enable_thinking %}{{- '<think>\\n\\n</think>\\n\\n' }}"
     opened += "{%- else %}{{- '<think>\\n' }}{%- endif %}"
     template.write_text(text.replace(_GENERATION_PROMPT, _GENERATION_PROMPT + opened))
+    return target
+
+
+def with_marks(target: Path, tiny: Path, marks: Sequence[str]) -> Path:
+    """Writes a copy of the tiny random model whose vocabulary has these marks."""
+    shutil.copytree(tiny, target)
+    path = target / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    vocabulary: dict[str, int] = tokenizer["model"]["vocab"]
+    # The marks take the ids of the tokens that were merged last: the model has no row of weights for a new one. Of
+    # those that some other token is merged from, there are none among the last few.
+    del tokenizer["model"]["merges"][-len(marks) :]
+    for mark, (token, number) in zip(marks, sorted(vocabulary.items(), key=_id)[-len(marks) :], strict=True):
+        del vocabulary[token]
+        tokenizer["added_tokens"].append(
+            {"id": number, "content": mark, "special": False, "normalized": False}
+            | dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+        )
+    path.write_text(json.dumps(tokenizer))
     return target
 
 
