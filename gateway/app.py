@@ -9,7 +9,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -27,7 +27,8 @@ from gateway.api.in_flight import InFlight
 from gateway.api.tokenize import Tokenization
 from gateway.checker import Checker
 from gateway.checker_lane import CannotStart
-from gateway.models import ServedModel, by_name, named, served_models
+from gateway.model_list import ModelList
+from gateway.models import BROKEN, ServedModel, named, not_ready
 from gateway.observe import loop, multiprocess, request_log
 from gateway.observe.metrics import REGISTRY
 from gateway.observe.record import ServiceLevel, begin, record_of
@@ -39,6 +40,7 @@ from gateway.routing.policy import choose, why_not_ready
 from gateway.settings import Settings
 from gateway.triton.control import Control
 from gateway.triton.generate import Connections
+from gateway.triton.repository_index import RepositoryIndex
 
 _log = logging.getLogger(__name__)
 
@@ -61,25 +63,26 @@ class Gateway:
         self.access = Access(settings.keys_file)
         self._level = ServiceLevel(settings.slo_ttft, settings.slo_itl)
         self._tracing = Tracing(settings.otlp_endpoint) if settings.otlp_endpoint else None
-        self.models = served_models(settings)
+        self._model_list = ModelList(settings)
+        self.models = self._model_list.served
         self.instances = [
             Instance(f"triton-{i}", Connections(url, settings.connect_timeout)) for i, url in enumerate(settings.triton)
         ]
+        self._index = RepositoryIndex(lambda: settings.triton)
         self._checker = Checker()
         self._control = Control(
             list(zip(self.instances, settings.triton, strict=True)),
-            sorted({model.triton_model for model in self.models}),
+            lambda: self._model_list.triton_models,
             accept_old=settings.accept_old_triton,
         )
-        self._served = by_name(self.models)
         shared = (
             settings,
-            self._served,
+            self.models,
             self.instances,
             self._checker,
-            InFlight(settings.max_in_flight, self.models),
+            InFlight(settings.max_in_flight),
         )
-        tokenization = Tokenization(settings, self._served)
+        tokenization = Tokenization(settings, self.models)
         self._ahead: dict[str, Callable[[Scope, Receive, Send], Awaitable[None]]] = {
             _CHAT: GenerateRoute(Chat(), *shared),
             _COMPLETIONS: GenerateRoute(Completions(), *shared),
@@ -120,6 +123,7 @@ class Gateway:
         if self._tracing is not None:
             self._tracing.start()
         watching = [asyncio.create_task(self.access.follow()), asyncio.create_task(loop.watch(self._worker))]
+        watching += [asyncio.create_task(following) for following in self._follow_models()]
         try:
             yield
         finally:
@@ -131,6 +135,13 @@ class Gateway:
                 await asyncio.to_thread(self._tracing.close)
             for instance in self.instances:
                 instance.connections.close()
+
+    def _follow_models(self) -> list[Coroutine[Any, Any, None]]:
+        def is_ready(model: str) -> bool:
+            return choose(self.instances, model) is not None
+
+        following = [self._model_list.follow(lambda: self._index.names, is_ready)]
+        return [*following, self._index.follow()] if self._model_list.discovers else following
 
     def _ready(self, model: ServedModel) -> bool:
         return choose(self.instances, model.triton_model) is not None
@@ -181,12 +192,15 @@ class Gateway:
         @app.get("/v1/models", summary="List the served models")
         async def models(request: Request) -> dict[str, Any]:
             key = record_of(request.scope).key
-            served = [model for model in self.models if key.may_use(model.names)]
+            served = [model for model in self.models if key.may_use(model.names) and self._ready(model)]
             return {"object": "list", "data": [entry(name, model) for model in served for name in model.names]}
 
         @app.get("/v1/models/{name:path}", summary="One served model", responses=document.UNKNOWN_MODEL)
         async def model(name: str, request: Request) -> dict[str, Any]:
-            return entry(name, named(self._served, name, record_of(request.scope).key))
+            found = named(self.models, name, record_of(request.scope).key)
+            if not self._ready(found):
+                raise not_ready(name, self._state(found))
+            return entry(name, found)
 
         @app.head("/health/live", include_in_schema=False)
         @app.get("/health/live", summary="Is the process alive?")
@@ -197,9 +211,11 @@ class Gateway:
         @app.get("/health/ready", summary="Can any model be served?", responses=document.READY)
         async def ready(response: Response) -> dict[str, Any]:
             states = {model.names[0]: self._state(model) for model in self.models}
+            states |= dict.fromkeys(self.models.broken, BROKEN)
             is_ready = any(state == "ready" for state in states.values())
             response.status_code = 200 if is_ready else 503
-            return {"status": "ready" if is_ready else "not ready", "models": states}
+            answer: dict[str, Any] = {"status": "ready" if is_ready else "not ready", "models": states}
+            return answer if states else answer | {"reason": "no model is served: the model repositories hold none"}
 
         @app.get(
             "/metrics", summary="Prometheus metrics of the gateway", response_class=Response, responses=document.METRICS

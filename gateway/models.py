@@ -1,11 +1,11 @@
-"""The served models: settings made whole from the model repository and the tokenizer's folder.
+"""The served models: settings made whole from the model repository and the tokenizer's folder, and how a request
+finds one by name.
 
-Reads files, once, at start; what a request needs later is values. Raises `SettingsError` with a
-sentence that names the setting or the file.
+Reads files when a model is made (`gateway.model_list` says when); what a request needs later is values. Raises
+`SettingsError` with a sentence that names the setting or the file.
 """
 
-import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,17 +15,15 @@ from tokenizers import Tokenizer
 
 from gateway.access.keys import ANONYMOUS, Key
 from gateway.files import is_folder, read_json, read_text
-from gateway.openai.errors import ApiError
+from gateway.openai.errors import ApiError, unavailable
 from gateway.output.parsers import OutputFormat, recognise
 from gateway.output.tools import FAMILIES
-from gateway.repository import EngineArguments, checked_name, vllm_models
-from gateway.settings import NO_PARSER, ModelSettings, Settings
+from gateway.repository import EngineArguments
+from gateway.settings import NO_PARSER, ModelSettings
 from gateway.tokenizer import ModelTokenizer
 from gateway.translate.prompt import ChatTemplate
 from gateway.translate.sampling import model_defaults
 from service_base.errors import SettingsError, mistake, shown
-
-_log = logging.getLogger(__name__)
 
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -77,26 +75,8 @@ class ServedModel:
         return self.template
 
 
-def served_models(settings: Settings) -> list[ServedModel]:
-    repository = settings.model_repository
-    found = vllm_models(repository, {model.triton_model for model in settings.models}) if repository else {}
-    wanted = settings.models or [checked_name(name, repository) for name in found if repository]
-    if not wanted:
-        raise SettingsError(
-            f'--model-repository {repository} holds no model with backend "vllm".'
-            if repository
-            else "No model is configured: set models: in the YAML file, or --model-repository to Triton's repository."
-        )
-    models = [_served(model, found.get(model.triton_model, EngineArguments())) for model in wanted]
-    seen: set[str] = set()
-    for name in (name for model in models for name in model.names):
-        if name in seen:
-            raise SettingsError(f"models: the name {name!r} is given to two models.")
-        seen.add(name)
-    return models
-
-
-def _served(model: ModelSettings, engine: EngineArguments) -> ServedModel:
+def read_model(model: ModelSettings, engine: EngineArguments) -> ServedModel:
+    """Raises `SettingsError`."""
     folder = _tokenizer_folder(model, engine)
     name = (model.names or [model.triton_model])[0]
     template, no_chat, tokenizer, no_tokenizer, added_bos, defaults, trained_len = None, "", None, "", "", {}, None
@@ -162,25 +142,17 @@ def _check_structural_tag(model: ModelSettings, output: OutputFormat, grammar_ba
 
 
 def _output_format(model: ModelSettings, template: ChatTemplate | None) -> OutputFormat:
-    """Set, or recognised from the chat template; the log says which and why."""
+    """Set, or recognised from the chat template."""
     recognised = recognise(template.source) if template else OutputFormat(None, None, "there is no chat template")
 
     def chosen(setting: str | None, found: str | None) -> str | None:
         return found if setting is None else None if setting == NO_PARSER else setting
 
-    output = OutputFormat(
+    return OutputFormat(
         chosen(model.tool_parser, recognised.tool_parser),
         chosen(model.reasoning_parser, recognised.reasoning_parser),
-        recognised.why,
+        "as set" if model.tool_parser and model.reasoning_parser else recognised.why,
     )
-    _log.info(
-        "model %s: tool parser %s, reasoning parser %s (%s)",
-        model.triton_model,
-        output.tool_parser or NO_PARSER,
-        output.reasoning_parser or NO_PARSER,
-        "as set" if model.tool_parser and model.reasoning_parser else output.why,
-    )
-    return output
 
 
 def _tokenizer_folder(model: ModelSettings, engine: EngineArguments) -> Path | None:
@@ -298,19 +270,57 @@ def _added_bos(tokenizer: ModelTokenizer | None, bos: str, config: Mapping[str, 
     return bos if bos and tokenizer.token_strings(ids[:1]) == [bos] else ""
 
 
-def by_name(models: Sequence[ServedModel]) -> dict[str, ServedModel]:
-    return {name: model for model in models for name in model.names}
+class ServedModels:
+    """The models that clients may ask for. One object for as long as the process lives; what it holds changes."""
+
+    def __init__(self, models: Iterable[ServedModel] = ()) -> None:
+        self._models: tuple[ServedModel, ...] = ()
+        self._by_name: dict[str, ServedModel] = {}
+        self.broken: Mapping[str, str] = {}
+        """Models whose files cannot be used: by their name, the sentence that says why. It names files, so it is for
+        the operator."""
+        self.replace(models, {})
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter(self._models)
+
+    def __len__(self) -> int:
+        return len(self._models)
+
+    def get(self, name: str) -> ServedModel | None:
+        return self._by_name.get(name)
+
+    def replace(self, models: Iterable[ServedModel], broken: Mapping[str, str]) -> None:
+        """All at once. Raises `SettingsError` where two have one name; then nothing changes."""
+        whole = tuple(models)
+        by_name: dict[str, ServedModel] = {}
+        for model in whole:
+            for name in model.names:
+                if by_name.setdefault(name, model) is not model:
+                    raise SettingsError(f"models: the name {name!r} is given to two models.")
+        self._models, self._by_name, self.broken = whole, by_name, broken
 
 
-def named(models: Mapping[str, ServedModel], name: str, key: Key = ANONYMOUS) -> ServedModel:
-    """The model that a client asks for. Raises a 404, the same where it exists and the key may not use it."""
+BROKEN = "its files cannot be used, the gateway's log says why"
+
+
+def not_ready(name: str, reason: str) -> ApiError:
+    """A model that exists and cannot answer now; `reason` without a full stop."""
+    return unavailable(f"The model {name!r} is not ready: {reason}.")
+
+
+def named(models: ServedModels, name: str, key: Key = ANONYMOUS) -> ServedModel:
+    """The model that a client asks for. Raises a 404, the same where it exists and the key may not use it, and a 503
+    where its files are wrong."""
     model = models.get(name)
-    if model is None or not key.may_use(model.names):
-        unknown = "does not exist" if key.models is None else "does not exist, or this key may not use it"
-        raise ApiError(
-            404,
-            f"The model {name!r} {unknown}; GET /v1/models lists those to ask for.",
-            param="model",
-            code="model_not_found",
-        )
-    return model
+    if model is not None and key.may_use(model.names):
+        return model
+    if model is None and name in models.broken and key.may_use((name,)):
+        raise not_ready(name, BROKEN)
+    unknown = "does not exist" if key.models is None else "does not exist, or this key may not use it"
+    raise ApiError(
+        404,
+        f"The model {name!r} {unknown}; GET /v1/models lists those to ask for.",
+        param="model",
+        code="model_not_found",
+    )

@@ -1,9 +1,9 @@
-"""Triton's model repository, as far as the gateway reads it: which models are vLLM's and their engine arguments."""
+"""Triton's model repositories, as far as the gateway reads them: which models are vLLM's and their engine arguments."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -37,27 +37,40 @@ class EngineArguments(BaseModel):
     structured_outputs_config: _StructuredOutputs | None = None
 
 
-def vllm_models(repository: Path, wanted: Collection[str]) -> dict[str, EngineArguments]:
-    """Triton's name → engine arguments of the vLLM models in a repository: of all, or of the `wanted` ones.
+class Entry(NamedTuple):
+    """A vLLM model's entry. `others` are the folders of the same name in repositories that come later, which are not
+    read: Triton loads no model that it finds twice."""
 
-    Raises `SettingsError`; what cannot be read is never taken for absent.
-    """
-    found = {}
-    for folder in entries(repository):
-        if folder.name in _NO_MODEL or (wanted and folder.name not in wanted) or not is_folder(folder):
-            continue
-        config = read_text(folder / "config.pbtxt")
-        if config is not None and _VLLM.search(config):
-            found[folder.name] = _engine_arguments(folder)
-    return found
+    folder: Path
+    arguments: EngineArguments
+    others: list[Path]
 
 
-def checked_name(name: str, repository: Path) -> ModelSettings:
-    """The settings of a model that only its folder names."""
+def names(repositories: Iterable[Path]) -> list[str]:
+    """Of all folders that may be a model's, each once. Raises `SettingsError`."""
+    folders = (folder for repository in repositories for folder in entries(repository) if is_folder(folder))
+    return sorted({folder.name for folder in folders} - _NO_MODEL)
+
+
+def entry(repositories: Sequence[Path], name: str) -> Entry | None:
+    """The vLLM model of that name. Raises `SettingsError`; what cannot be read is never taken for absent."""
+    folders = [repository / name for repository in repositories if _is_vllm(repository / name)]
+    return Entry(folders[0], _engine_arguments(folders[0]), folders[1:]) if folders else None
+
+
+def _is_vllm(folder: Path) -> bool:
+    if not is_folder(folder):
+        return False
+    config = read_text(folder / "config.pbtxt")
+    return config is not None and _VLLM.search(config) is not None
+
+
+def named_by_folder(folder: Path) -> ModelSettings:
+    """The settings of a model that only its folder names. Raises `SettingsError`."""
     try:
-        return ModelSettings(triton_model=name)
+        return ModelSettings(triton_model=folder.name)
     except ValidationError as error:
-        raise SettingsError(f"The model folder {repository / name} is named wrong: {mistake(error)[1]}.") from None
+        raise SettingsError(f"The model folder {folder} is named wrong: {mistake(error)[1]}.") from None
 
 
 def _engine_arguments(folder: Path) -> EngineArguments:

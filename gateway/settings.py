@@ -106,11 +106,12 @@ class Settings(ServiceSettings):
     triton: Listed[BaseUrl] = Field(
         ["http://127.0.0.1:8000"], min_length=1, description="base URL of a Triton server's HTTP port; may be repeated"
     )
-    model_repository: FolderPath | None = Field(
-        None, description="Triton's model repository, where it can be read; gives defaults for the models"
+    model_repository: Listed[FolderPath] = Field(
+        [],
+        description="Triton's model repository, where it can be read; gives defaults for the models; may be repeated",
     )
     models: FromJson[list[ModelSettings]] = Field(
-        default=[], description="the served models, as JSON; every vLLM model of the repository unless set"
+        default=[], description="the served models, as JSON; every vLLM model of the repositories unless set"
     )
     accept_old_triton: bool = Field(
         False, description="use a stock vLLM backend of a Triton before release 26.01 all the same"

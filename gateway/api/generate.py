@@ -30,7 +30,7 @@ from gateway.api.http import (
 )
 from gateway.api.in_flight import InFlight
 from gateway.checker import Checker, NotValidated
-from gateway.models import ServedModel, named
+from gateway.models import ServedModel, ServedModels, named, not_ready
 from gateway.observe import metrics
 from gateway.observe.record import CLIENT_GONE, Record, record_of
 from gateway.openai import sse
@@ -147,13 +147,13 @@ class _Job(Generic[_Request]):
 
 
 class GenerateRoute(Generic[_Request]):
-    """The endpoint of one dialect. `models` by the name that a client asks for."""
+    """The endpoint of one dialect."""
 
     def __init__(
         self,
         dialect: Dialect[_Request],
         settings: Settings,
-        models: dict[str, ServedModel],
+        models: ServedModels,
         instances: list[Instance],
         checker: Checker,
         in_flight: InFlight,
@@ -325,8 +325,7 @@ class GenerateRoute(Generic[_Request]):
     def _choose(self, model: ServedModel) -> Instance:
         instance = choose(self._instances, model.triton_model)
         if instance is None:
-            reason = why_not_ready(self._instances, model.triton_model)
-            raise unavailable(f"The model {model.names[0]!r} is not ready: {reason}.")
+            raise not_ready(model.names[0], why_not_ready(self._instances, model.triton_model))
         return instance
 
     def _too_late(self) -> ApiError:

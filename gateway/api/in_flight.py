@@ -1,6 +1,7 @@
 """How many generations are open, per model: the limit `max_in_flight` over all routes."""
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from gateway.models import ServedModel
@@ -10,9 +11,9 @@ from gateway.openai.errors import ApiError, bad_request
 class InFlight:
     """Counts by Triton's name of a model, since two served names may share one engine."""
 
-    def __init__(self, limit: int, models: Iterable[ServedModel]) -> None:
+    def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._open = {model.triton_model: 0 for model in models}
+        self._open: Counter[str] = Counter()
 
     @contextmanager
     def admitted(self, model: ServedModel, prompts: int, choices: int = 1) -> Iterator[None]:

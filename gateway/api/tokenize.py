@@ -6,7 +6,7 @@ generate routes are, so that a body is read, limited and judged in the same way.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import orjson
@@ -15,7 +15,7 @@ from gateway.access.keys import Key
 from gateway.api.generate import bug
 from gateway.api.http import ClientGone, Receive, Scope, Send, read_body, send_error, send_json, warning_headers
 from gateway.api.in_flight import InFlight
-from gateway.models import ServedModel, named
+from gateway.models import ServedModel, ServedModels, named
 from gateway.observe.record import CLIENT_GONE, record_of
 from gateway.openai.errors import ApiError, bad_request
 from gateway.openai.fields import DETOKENIZE, TOKENIZE, judge_extras
@@ -31,13 +31,13 @@ _Endpoint = Callable[[bytes, Key], Awaitable[tuple[bytes, list[str]]]]
 
 
 class Tokenization:
-    """Both endpoints. `models` by the name that a client asks for."""
+    """Both endpoints."""
 
-    def __init__(self, settings: Settings, models: Mapping[str, ServedModel]) -> None:
+    def __init__(self, settings: Settings, models: ServedModels) -> None:
         self._settings = settings
         self._models = models
         # Apart from the generate routes' limit: texts that wait here do not keep answers from being asked for.
-        self._in_flight = InFlight(settings.max_in_flight, models.values())
+        self._in_flight = InFlight(settings.max_in_flight)
         self._threads = ThreadPoolExecutor(_THREADS, "tokenize")
 
     async def tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:

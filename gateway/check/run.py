@@ -19,6 +19,7 @@ from gateway.models import ServedModel
 from gateway.openai.fields import CHAT, COMPLETION, Fate, Field
 from gateway.settings import Settings
 from gateway.triton.contract import Backend
+from service_base.errors import SettingsError
 
 DEADLINE_S = 60.0
 """For one request: an engine on the CPU may compile for half of that at its first one."""
@@ -81,8 +82,13 @@ async def check_triton(
     limit = min(settings.request_timeout, DEADLINE_S)
     only = {"triton": [url], "request_timeout": limit, "keys_file": None, "otlp_endpoint": None}
     gateway = Gateway(settings.model_copy(update=only))
+    if not gateway.models and not gateway.models.broken:
+        repositories = ", ".join(map(str, settings.model_repository))
+        raise SettingsError(f'--model-repository {repositories} holds no model with backend "vllm" to check.')
     async with InProcessClient(gateway) as client:
         (instance,) = gateway.instances
+        for name in gateway.models.broken:
+            done(ModelReport(url, name, name, gateway.models.broken[name].removesuffix(".")))
         for model in gateway.models:
             report = ModelReport(url, model.names[0], model.triton_model)
             # The control plane's first look at the server puts every model into one of the two.

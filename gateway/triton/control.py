@@ -6,13 +6,13 @@ instance takes it out at once and the next round brings it back.
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from urllib.parse import urlsplit
+from collections.abc import Callable, Sequence
 
 from tritonclient.http.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
 from gateway.routing.instances import Instance
+from gateway.triton.client import triton_client
 from gateway.triton.contract import Backend, ModelContract, contract_of, is_not_vllm, stock_is_too_old
 
 _log = logging.getLogger(__name__)
@@ -22,9 +22,11 @@ PROBE_TIMEOUT_S = 5.0
 
 
 class Control:
-    """Keeps the state table true. `models` are the names in Triton that the gateway serves."""
+    """Keeps the state table true. `models` gives the names in Triton that the gateway serves, which may change."""
 
-    def __init__(self, instances: Sequence[tuple[Instance, str]], models: Sequence[str], *, accept_old: bool) -> None:
+    def __init__(
+        self, instances: Sequence[tuple[Instance, str]], models: Callable[[], Sequence[str]], *, accept_old: bool
+    ) -> None:
         self._instances = instances
         self._models = models
         self._accept_old = accept_old
@@ -39,12 +41,7 @@ class Control:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _watch(self, instance: Instance, url: str) -> None:
-        parts = urlsplit(url)
-        async with InferenceServerClient(
-            url=url.partition("://")[2].rstrip("/"),
-            ssl=parts.scheme == "https",
-            conn_timeout=PROBE_TIMEOUT_S,
-        ) as client:
+        async with triton_client(url, PROBE_TIMEOUT_S) as client:
             while True:
                 await self._probe(instance, client)
                 await asyncio.sleep(PROBE_INTERVAL_S)
@@ -52,10 +49,11 @@ class Control:
     async def _probe(self, instance: Instance, client: InferenceServerClient) -> None:
         ready: dict[str, ModelContract] = {}
         reasons: dict[str, str] = {}
+        models = self._models()
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 server = await client.get_server_metadata()
-                for model in self._models:
+                for model in models:
                     found = await self._probe_model(client, model, str(server.get("version", "")))
                     if isinstance(found, ModelContract):
                         ready[model] = found
@@ -64,7 +62,7 @@ class Control:
         except Exception as error:
             # Whatever a probe meets (refused, reset, nonsense), the instance is not ready and the
             # watch goes on.
-            reasons = dict.fromkeys(self._models, f"the Triton server does not answer ({type(error).__name__})")
+            reasons = dict.fromkeys(models, f"the Triton server does not answer ({type(error).__name__})")
             ready = {}
         self._report(instance, ready, reasons)
         instance.models, instance.reasons = ready, reasons

@@ -27,7 +27,7 @@ ACCEPTED = UNSEEN.keys() | {
 async def look(engine: MockEngine, repository: Path, *fields: str, **settings: object) -> ModelReport:
     """The check in this process, of some fields alone."""
     reports: list[ModelReport] = []
-    chosen = Settings(triton=[engine.url], model_repository=repository, **settings)  # type: ignore[arg-type]
+    chosen = Settings(triton=[engine.url], model_repository=[repository], **settings)  # type: ignore[arg-type]
     await check_triton(chosen, engine.url, lambda _: None, reports.append, fields or None)
     (report,) = reports
     return report

@@ -20,7 +20,7 @@ from gateway.api.completions import Completions
 from gateway.api.generate import GenerateRoute
 from gateway.api.in_flight import InFlight
 from gateway.checker import Checker
-from gateway.models import ServedModel
+from gateway.models import ServedModel, ServedModels
 from gateway.output.parsers import OutputFormat
 from gateway.routing.instances import Instance
 from gateway.settings import Settings
@@ -130,7 +130,7 @@ async def answer(route: str, upstreams: list[list[bytes]], *, stream: bool) -> t
     """Status and body, with the answer's identity taken out. `upstreams` are the pieces of each choice's upstream."""
     instance = Instance("i", ScriptedConnections(upstreams), {"m": ModelContract(Backend.OURS, frozenset())})
     dialect, fields = ROUTES[route]
-    endpoint = GenerateRoute(dialect(), SETTINGS, {"m": MODEL}, [instance], Checker(), InFlight(10, [MODEL]))
+    endpoint = GenerateRoute(dialect(), SETTINGS, ServedModels([MODEL]), [instance], Checker(), InFlight(10))
     request = {"model": "m", "stream": stream, "n": len(upstreams), **fields}
     if stream:
         request["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}

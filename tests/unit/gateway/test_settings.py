@@ -39,7 +39,7 @@ def sentence(*arguments: str) -> str:
         (["--models", "["], "'models' (--models) is wrong: it is not valid JSON"),
         (["--models", '[{"names":["x"]}]'], "'models[0].triton_model' (--models) is wrong: it is required"),
         (["--models", '[{"triton_model":"x","max_model_len":true}]'], "models[0].max_model_len"),
-        (["--model-repository", ""], "'model_repository' (--model-repository)"),
+        (["--model-repository", ""], "'model_repository[0]' (--model-repository)"),
     ],
 )
 def test_a_wrong_flag_is_one_sentence_that_names_it(arguments: list[str], message: str) -> None:
@@ -55,8 +55,8 @@ def test_a_wrong_flag_is_one_sentence_that_names_it(arguments: list[str], messag
         ("connect_timeout: .nan", "'connect_timeout' (FILE)"),
         ("triton: []", "'triton' (FILE)"),
         ("triton: [1]", "'triton[0]' (FILE)"),
-        ("model_repository: [a]", "'model_repository' (FILE)"),
-        ("model_repository: ' '", "'model_repository' (FILE)"),
+        ("model_repository: 5", "'model_repository' (FILE)"),
+        ("model_repository: [' ']", "'model_repository[0]' (FILE)"),
         ("models: [{triton_model: m, tokeniser: x}]", "'models[0].tokeniser' (FILE) is wrong: it does not exist"),
         ("models: [{triton_model: m, structured_outputs_backend: x}]", "'models[0].structured_outputs_backend' (FILE)"),
         ("models: [{triton_model: m, tokenizer: ''}]", "'models[0].tokenizer' (FILE)"),
@@ -83,7 +83,7 @@ def test_a_wrong_file_is_one_sentence_that_names_it(yaml: str, message: str, tmp
     [
         ("GATEWAY_PORT", "tcp://10.0.0.1:9000", "Kubernetes injects for a Service named 'gateway'"),
         ("GATEWAY_MODELS", "", "'models' (GATEWAY_MODELS)"),
-        ("GATEWAY_MODEL_REPOSITORY", "", "'model_repository' (GATEWAY_MODEL_REPOSITORY)"),
+        ("GATEWAY_MODEL_REPOSITORY", "a,", "'model_repository' (GATEWAY_MODEL_REPOSITORY)"),
         ("GATEWAY_REQUEST_TIMEOUT", "0", "'request_timeout' (GATEWAY_REQUEST_TIMEOUT)"),
         ("GATEWAY_TRITON", "http://a:1,b", "'triton[1]' (GATEWAY_TRITON)"),
         ("GATEWAY_TYPO", "1", "GATEWAY_TYPO"),
