@@ -50,6 +50,9 @@ def load_tokenizer(folder: Path) -> Any:
     """The tokenizer of a model's folder, as the engine loads it. Raises BuildError."""
     if not folder.is_dir():
         raise BuildError(f"{folder} is not a folder; give that of the model, with its tokenizer.json.")
+    # It says at its import that torch is missing, which nothing here needs.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     try:
         from transformers import AutoTokenizer
     except ImportError:

@@ -168,11 +168,10 @@ bool Catalog::contains(std::span<const Token> tokens) const {
                 return rest.empty();
             case Kind::tail: {
                 std::uint32_t place = node.pointers[child];
-                for (const Token token : rest) {
+                for (std::size_t step = 0; step < rest.size(); ++step, place += kTailToken) {
                     const auto [expected, last] = tail(place);
-                    if (expected != token) return false;
-                    if (last) return &token == &rest.back();
-                    place += kTailToken;
+                    if (expected != rest[step]) return false;
+                    if (last) return step + 1 == rest.size();
                 }
                 return false;
             }

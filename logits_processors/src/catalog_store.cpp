@@ -10,21 +10,19 @@ namespace {
 
 constexpr std::size_t kLongestName = 128;
 
-bool is_name(const std::string& name) {
+}  // namespace
+
+bool CatalogStore::is_name(const std::string& name) {
     const auto is_plain = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9'); };
     return !name.empty() && name.size() <= kLongestName && is_plain(name[0]) &&
            std::all_of(name.begin(), name.end(),
                        [&](char c) { return is_plain(c) || c == '.' || c == '_' || c == '-'; });
 }
 
-}  // namespace
-
 CatalogStore::CatalogStore(std::optional<std::string> folder, Fingerprint fingerprint)
     : folder_(std::move(folder)), fingerprint_(fingerprint) {}
 
 std::shared_ptr<const Catalog> CatalogStore::get(const std::string& name) {
-    if (!is_name(name))
-        throw CatalogError("is not a catalogue's name: those are of up to 128 letters, digits, dots, dashes and underscores");
     struct stat status {};
     const std::string path = folder_.value_or("") + "/" + name + ".catalog";
     if (!folder_ || ::stat(path.c_str(), &status) != 0) {

@@ -19,7 +19,10 @@ class CatalogStore {
     /// Without a folder there are no catalogues. All must be of the tokenizer with `fingerprint`.
     CatalogStore(std::optional<std::string> folder, Fingerprint fingerprint);
 
-    /// The catalogue NAME.catalog of the folder. Throws CatalogError, whose text goes behind its name.
+    /// Whether a catalogue can have that name: it becomes part of a path.
+    static bool is_name(const std::string& name);
+
+    /// The catalogue NAME.catalog of the folder, by a name for which `is_name` holds. Throws CatalogError, whose text goes behind its name.
     std::shared_ptr<const Catalog> get(const std::string& name);
 
   private:

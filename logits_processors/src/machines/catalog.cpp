@@ -210,6 +210,8 @@ class CatalogMachine final : public Machine {
 
 std::unique_ptr<Machine> make(const Arguments& arguments, const Setting& setting) {
     const std::string& name = arguments.text("name", 128);
+    if (!CatalogStore::is_name(name))
+        arguments.refuse("name", "is no name of a catalogue: those are letters, digits, dots, dashes and underscores.");
     std::shared_ptr<const Catalog> catalog;
     try {
         catalog = setting.catalogs.get(name);
