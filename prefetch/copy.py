@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from prefetch import disk, metrics
+from prefetch import disk, lustre, metrics
 from prefetch.checksums import ALGORITHMS, DEFAULT, Algorithm, Expected
 from prefetch.errors import Cancelled, JobError
 from prefetch.journal import Done, FileRecord, Journal
@@ -31,7 +31,8 @@ from prefetch.verify import check_index, crc_of, header_problem, sha256_of
 
 _Value = TypeVar("_Value")
 
-_READ_BYTES = 512 * 1024
+# Read, summed and written at a time: what a core's cache holds. Smaller pieces are more calls.
+_READ_BYTES = 1024 * 1024
 # How often an object may be replaced while it is read before the job gives up.
 _RESTARTS = 3
 _VERIFYING_THREADS = 2
@@ -60,10 +61,6 @@ class _Copy:
     bounds: list[tuple[int, int]]
     crcs: dict[int, int] = field(default_factory=dict)
     stale: bool = False
-
-    def __del__(self) -> None:
-        # With the last task that holds it.
-        os.close(self.fd)
 
     @property
     def whole(self) -> bool:
@@ -96,15 +93,18 @@ class Copier:
         self._limits = limits
         self._settings = settings
         self._stop = stop
+        self._in_memory = lustre.file_system(folder) == "tmpfs"
         self._ended = threading.Event()  # `stop`, or a failure of this copy: no task goes on
         self._paths = frozenset(file.path for file in plan.files)
         self._done: dict[str, Done] = {}
         self._restarts: Counter[str] = Counter()
         self._refetched: set[str] = set()
         self._failure: BaseException | None = None
+        self._open_fds: set[int] = set()
         self._numbers = itertools.count()
         self._tasks: list[tuple[int, int, int, Callable[[], None]]] = []
         self._changed = threading.Condition()  # guards all of the above
+        self._of_thread = threading.local()
         self._verifying = ThreadPoolExecutor(_VERIFYING_THREADS, thread_name_prefix="verify")
 
     def run(self) -> dict[str, Done]:
@@ -129,6 +129,9 @@ class Copier:
             for worker in workers:
                 worker.join()
             self._verifying.shutdown(cancel_futures=True)
+            # Those of a failure, and those of stale copies, to which late tasks may have written until now.
+            for fd in self._open_fds:
+                os.close(fd)
         if self._failure:
             raise self._failure
         return self._done
@@ -207,7 +210,6 @@ class Copier:
     ) -> tuple[int, dict[int, int]]:
         """The file and the CRCs of the parts that an earlier run left in it."""
         target = self._folder / file.path
-        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
         record = self._journal.files.pop(file.path, None)
         now = FileRecord(
             head.size,
@@ -219,21 +221,28 @@ class Copier:
         )
         if record and record.is_of_same(now):
             with contextlib.suppress(FileNotFoundError):
-                fd = os.open(target, flags)
+                fd = self._opened(target, 0)
                 if os.fstat(fd).st_size == head.size:
                     return fd, self._confirmed(fd, record, algorithm, bounds)
-                os.close(fd)
+                self._close(fd)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)
-        fd = os.open(target, flags | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            disk.preallocate(fd, head.size)
-            if len(bounds) > 1:
-                self._journal.begin(file.path, now)
-        except OSError:
-            os.close(fd)
-            raise
+        fd = self._opened(target, os.O_CREAT | os.O_EXCL)
+        disk.preallocate(fd, head.size, self._in_memory)
+        if len(bounds) > 1:
+            self._journal.begin(file.path, now)
         return fd, {}
+
+    def _opened(self, path: Path, flags: int) -> int:
+        fd = os.open(path, flags | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with self._changed:
+            self._open_fds.add(fd)
+        return fd
+
+    def _close(self, fd: int) -> None:
+        with self._changed:
+            self._open_fds.discard(fd)
+        os.close(fd)
 
     def _confirmed(
         self, fd: int, record: FileRecord, algorithm: Algorithm, bounds: list[tuple[int, int]]
@@ -300,6 +309,7 @@ class Copier:
         """Read one part into its place; its CRC. Raises S3Error, OSError, Cancelled."""
         begin, end = copy.bounds[index]
         offset, crc = begin, 0
+        buffer = self._buffer()
         self._limits.take(self._ended)
         try:
             bounds = None if copy.whole else (begin, end)
@@ -312,15 +322,14 @@ class Copier:
                 while offset < end:
                     amount = min(_READ_BYTES, end - offset)
                     self._limits.pace(amount, self._ended)
-                    data = body.read(amount)
-                    if not data:
+                    count = body.read_into(buffer[:amount])
+                    if not count:
                         raise S3Error(Kind.AGAIN, "short", f"the answer ended {end - offset} bytes early")
-                    disk.write_at(copy.fd, data, offset)
+                    data = buffer[:count]
                     crc = copy.algorithm.update(data, crc)
-                    offset += len(data)
-                    self._progress.read(len(data))
-                    if not copy.stale:
-                        self._progress.has(copy.file.path, len(data))
+                    disk.write_at(copy.fd, data, offset)
+                    offset += count
+                    self._progress.read(count, None if copy.stale else copy.file.path)
                     if self._ended.is_set():
                         raise Cancelled
         except BaseException:
@@ -330,6 +339,14 @@ class Copier:
         finally:
             self._limits.give_back()
         return crc
+
+    def _buffer(self) -> memoryview:
+        """This thread's."""
+        try:
+            buffer: memoryview = self._of_thread.buffer
+        except AttributeError:
+            buffer = self._of_thread.buffer = memoryview(bytearray(_READ_BYTES))
+        return buffer
 
     def _retrying(self, path: str, request: Callable[[], _Value]) -> _Value:
         return retrying(self._s3, request, self._settings, self._ended, lambda: self._progress.retried(path))
@@ -383,6 +400,7 @@ class Copier:
                 sha256,
             )
             self._journal.done(path, done)
+        self._close(copy.fd)
         self._finish(path, done)
 
     def _problem(self, copy: _Copy, sha256: str | None) -> str | None:

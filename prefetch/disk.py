@@ -11,24 +11,24 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong)
 
 
-def preallocate(fd: int, size: int) -> None:
-    """Reserve the file's blocks; where the file system cannot, only set its size.
+def preallocate(fd: int, size: int, in_memory: bool) -> None:
+    """Reserve the file's blocks; where the file system cannot, or is in memory, only set its size.
 
-    Not `posix_fallocate`: where the file system cannot, glibc writes a byte into every block instead. Raises OSError.
+    In memory no blocks are kept together, and each page would be looked for once more. Not `posix_fallocate`: where the
+    file system cannot, glibc writes a byte into every block instead. Raises OSError.
     """
-    if size and _libc.fallocate(fd, 0, 0, size) != 0:
+    if size and not in_memory and _libc.fallocate(fd, 0, 0, size) != 0:
         code = ctypes.get_errno()
         if code not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
             raise OSError(code, os.strerror(code))
     os.ftruncate(fd, size)
 
 
-def write_at(fd: int, data: bytes, offset: int) -> None:
+def write_at(fd: int, data: memoryview, offset: int) -> None:
     """All of `data`, whatever the kernel takes at once. Raises OSError."""
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(fd, view, offset)
-        view = view[written:]
+    while data:
+        written = os.pwrite(fd, data, offset)
+        data = data[written:]
         offset += written
 
 

@@ -44,12 +44,14 @@ class Progress:
             metrics.phase_seconds.labels(self.phase).observe(now - self._phase_began)
             self.phase, self._phase_began = phase, now
 
-    def read(self, amount: int) -> None:
-        """Bytes that came from S3, whatever becomes of them."""
+    def read(self, amount: int, path: str | None) -> None:
+        """Bytes that came from S3, whatever becomes of them; those of `path` are in the file."""
         metrics.bytes_total.inc(amount)
         now = time.monotonic()
         with self._lock:
             self.downloaded += amount
+            if path is not None:
+                self.files[path].bytes += amount
             if not self._samples or now - self._samples[-1][0] > 0.2:
                 self._samples.append((now, self.downloaded))
                 self._forget(now)

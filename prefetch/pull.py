@@ -148,7 +148,7 @@ class Engine:
             with self.s3.get(bucket, key, None, None) as body:
                 if body.size > _MANIFEST_BYTES:
                     raise JobError(f"The manifest s3://{bucket}/{key} has {body.size} bytes; that is no manifest.")
-                return body.read(_MANIFEST_BYTES)
+                return body.read()
 
         try:
             return strict_json.model_of(Manifest, retrying(self.s3, read, self.config.copy, stop, lambda: None))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.s3_server import environment
-from prefetch.__main__ import main
+from prefetch.command_line import main
 from tests.support.prefetch import Bucket, files_in, noise, safetensors
 from tests.support.prefetch_service import command
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from prefetch.__main__ import main
+from prefetch.command_line import main
 from prefetch.lustre import file_system
 from prefetch.settings import SECRETS, Settings, load
 from service_base.errors import SettingsError
