@@ -3,8 +3,8 @@
 It speaks Triton's HTTP API (health, metadata, config, statistics, model repository, generate, generate_stream;
 /metrics on the same port) for models that generate plain words, or valid instances of a structured output. An
 answer is a pure function of the prompt and the sampling parameters. With --model-repository a model's length and
-tokenizer.json are those of its model.json; otherwise the context is 4096 tokens and a token is a piece of a word of
-at most three bytes. `constraints` are taken, with one catalogue, `words`.
+tokenizer.json are those of its model.json when it is loaded; otherwise the context is 4096 tokens and a token is a
+piece of a word of at most three bytes. `constraints` are taken, with one catalogue, `words`.
 
 Control for tests, all JSON:
   POST   /mock/faults    add a fault; the oldest fault that fits a request is used
@@ -42,7 +42,7 @@ from typing import get_args
 from bench.mock_engine.models import RepositoryError
 from bench.mock_engine.own import SchedulingPolicy
 from bench.mock_engine.reasoning import ReasoningParser
-from bench.mock_engine.server import MockServer, Options
+from bench.mock_engine.server import MockServer, ModelControlMode, Options
 
 
 def _options(arguments: list[str] | None = None) -> Options:
@@ -78,7 +78,20 @@ def _options(arguments: list[str] | None = None) -> Options:
         choices=get_args(ReasoningParser),
         help="the engine's reasoning parser: constraints begin behind the reasoning (none)",
     )
-    parser.add_argument("--model-repository", type=Path, metavar="DIR", help="Triton model repository to read")
+    parser.add_argument(
+        "--model-repository",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="Triton model repository to read, may be given several times",
+    )
+    parser.add_argument(
+        "--model-control-mode",
+        choices=get_args(ModelControlMode),
+        default=defaults.model_control_mode,
+        help="Triton's; without explicit no model can be loaded or unloaded (%(default)s)",
+    )
     parser.add_argument("--server-version", default=defaults.server_version, help="Triton's version (%(default)s)")
     parser.add_argument(
         "--token-interval-ms", type=float, default=defaults.token_interval_ms, help="time per token (%(default)s)"
@@ -97,7 +110,8 @@ def _options(arguments: list[str] | None = None) -> Options:
         without=tuple(given.without),
         reasoning_parser=given.reasoning_parser,
         models=tuple(given.model),
-        model_repository=given.model_repository,
+        model_repository=tuple(given.model_repository),
+        model_control_mode=given.model_control_mode,
         server_version=given.server_version,
         token_interval_ms=given.token_interval_ms,
         load_seconds=given.load_seconds,

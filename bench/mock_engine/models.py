@@ -1,10 +1,10 @@
-"""The models of the mock server: what a model repository says of them, their state, and Triton's JSON about them.
+"""The models of the mock server: what the model repositories say of them, their state, and Triton's JSON about them.
 
 Reads files; knows nothing of HTTP.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -18,50 +18,68 @@ State = Literal["", "LOADING", "READY", "UNLOADING", "UNAVAILABLE"]
 
 
 class RepositoryError(Exception):
-    """A model repository that cannot be used, in one sentence."""
+    """A model repository, or an entry of it, that cannot be used, in one sentence."""
 
 
 @dataclass(slots=True)
 class ServedModel:
-    """A model of the repository and its state; state "" was never loaded."""
+    """A model and its state; state "" was never loaded. Without a `folder`, as where there is no repository, it has the
+    simple token rule and a context of 4096 tokens."""
 
     name: str
-    max_model_len: int
-    tokenizer_file: Path | None
+    folder: Path | None = None
     state: State = ""
+    reason: str = ""
+    """Why it is UNAVAILABLE."""
     declared_unready: bool = False
     """Set by a test: the server says of it that it is not ready."""
     in_flight: int = 0
     requests: int = 0
     last_inference_ms: int = 0
     loaded: Model | None = field(default=None, repr=False)
+    loaded_files: tuple[int, ...] = ()
+    """When those were written that it was loaded from."""
 
     @property
     def ready(self) -> bool:
         return self.state == "READY" and not self.declared_unready
 
+    def has_changed(self) -> bool:
+        """Whether loading it again would make another model of it."""
+        return self.loaded is None or self.loaded_files != self._files()
+
     def load(self) -> None:
-        if self.loaded is None:
-            tokenizer: PromptTokenizer = FileTokenizer(self.tokenizer_file) if self.tokenizer_file else PieceTokenizer()
-            self.loaded = Model(self.name, self.max_model_len, tokenizer)
-        self.state = "READY"
+        """Raises RepositoryError; a model that was loaded before stays as it is."""
+        files = self._files()
+        max_model_len, tokenizer_file = _engine_arguments(self.folder) if self.folder else (DEFAULT_MAX_MODEL_LEN, None)
+        tokenizer: PromptTokenizer = FileTokenizer(tokenizer_file) if tokenizer_file else PieceTokenizer()
+        self.loaded = Model(self.name, max_model_len, tokenizer)
+        self.loaded_files = files
+        self.state, self.reason = "READY", ""
+
+    def _files(self) -> tuple[int, ...]:
+        if self.folder is None:
+            return ()
+        files = (self.folder / "config.pbtxt", self.folder / "1" / "model.json")
+        return tuple(file.stat().st_mtime_ns if file.exists() else 0 for file in files)
 
 
-def read_repository(folder: Path) -> dict[str, ServedModel]:
-    """The models of a Triton model repository, by name. Raises RepositoryError."""
-    try:
-        names = sorted(entry.name for entry in folder.iterdir() if (entry / "config.pbtxt").is_file())
-    except OSError as error:
-        raise RepositoryError(f"the model repository {folder} cannot be read: {error.strerror}.") from None
-    return {name: _read_model(name, folder / name / "1" / "model.json") for name in names}
+def entries(repositories: Iterable[Path]) -> dict[str, list[Path]]:
+    """The models' folders in all repositories as they are now, by name. Raises RepositoryError."""
+    found: dict[str, list[Path]] = {}
+    for repository in repositories:
+        try:
+            folders = sorted(folder for folder in repository.iterdir() if (folder / "config.pbtxt").is_file())
+        except OSError as error:
+            raise RepositoryError(f"the model repository {repository} cannot be read: {error.strerror}.") from None
+        for folder in folders:
+            found.setdefault(folder.name, []).append(folder)
+    return found
 
 
-def bare_model(name: str) -> ServedModel:
-    """A model without a repository: the simple token rule and a context of 4096 tokens."""
-    return ServedModel(name, DEFAULT_MAX_MODEL_LEN, None)
-
-
-def _read_model(name: str, path: Path) -> ServedModel:
+def _engine_arguments(folder: Path) -> tuple[int, Path | None]:
+    """The context length and the file of the tokenizer, if it has one here."""
+    path = folder / "1" / "model.json"
     try:
         engine_args = json.loads(path.read_bytes())
         max_model_len = engine_args.get("max_model_len", DEFAULT_MAX_MODEL_LEN)
@@ -70,7 +88,7 @@ def _read_model(name: str, path: Path) -> ServedModel:
         raise RepositoryError(f"{path} cannot be read as vLLM's engine arguments: {error}.") from None
     # Absolute, or beside model.json; a name on a hub has no file here, and the simple rule counts its prompts.
     tokenizer_file = path.parent / weights / "tokenizer.json"
-    return ServedModel(name, max_model_len, tokenizer_file if tokenizer_file.is_file() else None)
+    return max_model_len, tokenizer_file if tokenizer_file.is_file() else None
 
 
 # Triton's JSON, as seen on tritonserver 2.51.
@@ -129,18 +147,20 @@ def config(model: ServedModel, dialect: Dialect) -> dict[str, Any]:
     }
 
 
-def index(models: Iterable[ServedModel], only_ready: bool) -> list[dict[str, str]]:
-    entries = []
+def index(models: Iterable[ServedModel], twice: Collection[str], only_ready: bool) -> list[dict[str, str]]:
+    """Of these models; `twice` are the names that lie in two repositories."""
+    rows = []
     for model in sorted(models, key=lambda model: model.name):
-        if only_ready and model.state != "READY":
-            continue
-        entry = {"name": model.name}
-        if model.state:
-            entry |= {"version": "1", "state": model.state}
-        if model.state == "UNAVAILABLE":
-            entry["reason"] = "unloaded"
-        entries.append(entry)
-    return entries
+        row = {"name": model.name}
+        if model.name in twice:
+            row |= {"state": "UNAVAILABLE", "reason": "model appears in two or more repositories"}
+        elif model.state:
+            row |= {"version": "1", "state": model.state}
+            if model.state == "UNAVAILABLE":
+                row["reason"] = model.reason
+        if not only_ready or row.get("state") == "READY":
+            rows.append(row)
+    return rows
 
 
 def statistics(model: ServedModel) -> dict[str, Any]:

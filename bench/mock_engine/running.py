@@ -119,8 +119,8 @@ def running_mock_engine(**options: Any) -> Iterator[MockEngine]:
 def _flags(options: dict[str, Any]) -> Iterator[str]:
     for name, value in options.items():
         if isinstance(value, list | tuple):
-            flag = {"models": "--model"}.get(name, f"--{name}")
-            yield from (part for one in value for part in (flag, one))
+            flag = {"models": "--model"}.get(name, f"--{name.replace('_', '-')}")
+            yield from (part for one in value for part in (flag, str(one)))
         elif value is True:
             yield f"--{name.replace('_', '-')}"
         elif value is not False and value is not None:

@@ -1,7 +1,8 @@
 """Triton's HTTP routes over the mock models, and the `/mock/` routes by which tests control them.
 
-Statuses, headers and texts are those of tritonserver 2.51 with a decoupled model, explicit model control and strict
-readiness. Unlike there, `/metrics` is on the same port.
+Statuses, headers and texts are those of tritonserver 2.51 with a decoupled model, explicit model control (unless told
+otherwise) and strict readiness. Unlike there, `/metrics` is on the same port, and loading a model keeps no connection
+waiting but the one that asked for it.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -45,6 +46,8 @@ _EXTENSIONS = [
     "logging",
 ]
 
+ModelControlMode = Literal["explicit", "none"]
+
 _Parsed = TypeVar("_Parsed", bound=BaseModel)
 
 _MODEL_PATH = re.compile(
@@ -70,7 +73,8 @@ class Options:
     """The engine's, for this project's backend: constraints begin behind the reasoning."""
     models: tuple[str, ...] = ()
     """The models loaded at start. None given: all of the repository, or one named `mock` without a repository."""
-    model_repository: Path | None = None
+    model_repository: tuple[Path, ...] = ()
+    model_control_mode: ModelControlMode = "explicit"
     server_version: str = "2.65.0"
     token_interval_ms: float = 5.0
     load_seconds: float = 0.0
@@ -105,10 +109,12 @@ class MockServer:
         self._records = Records()
         self._live = True
         self._ready = True
-        if options.model_repository is not None:
-            self._models = models.read_repository(options.model_repository)
+        self._models: dict[str, ServedModel] = {}
+        self._entries: dict[str, list[Path]] = {}
+        if options.model_repository:
+            self._poll()
         else:
-            self._models = {name: models.bare_model(name) for name in options.models or ("mock",)}
+            self._models = {name: ServedModel(name) for name in options.models or ("mock",)}
         unknown = [name for name in options.models if name not in self._models]
         if unknown:
             known = ", ".join(sorted(self._models)) or "none"
@@ -122,6 +128,16 @@ class MockServer:
         loop = asyncio.get_running_loop()
         server = await loop.create_server(lambda: Http1Connection(self.handle), self._options.host, self._options.port)
         return server, f"http://{self._options.host}:{server.sockets[0].getsockname()[1]}"
+
+    def _poll(self) -> None:
+        """Look what lies in the repositories now. A model whose folder is gone stays for as long as it is loaded."""
+        if not self._options.model_repository:
+            return
+        self._entries = models.entries(self._options.model_repository)
+        for name, folders in self._entries.items():
+            self._models.setdefault(name, ServedModel(name)).folder = folders[0]
+        for name in [name for name, model in self._models.items() if name not in self._entries and not model.ready]:
+            del self._models[name]
 
     async def handle(self, request: Request, response: Response) -> None:
         try:
@@ -234,29 +250,51 @@ class MockServer:
             await serve(body, response, model, self._dialect, record, self._faults, interval)
         finally:
             if model.state == "UNLOADING" and model.in_flight == 0:
-                model.state = "UNAVAILABLE"
+                model.state, model.reason = "UNAVAILABLE", "unloaded"
 
     # Triton: the model repository
 
     async def _index(self, request: Request, response: Response) -> None:
         asked = parse_json(request.body) if request.body else {}
-        await _send_json(response, 200, models.index(self._models.values(), bool(asked.get("ready"))))
+        self._poll()
+        # A loaded model without a folder is not among them.
+        listed = [model for model in self._models.values() if model.folder is None or model.name in self._entries]
+        twice = {name for name, folders in self._entries.items() if len(folders) > 1}
+        await _send_json(response, 200, models.index(listed, twice, bool(asked.get("ready"))))
 
     async def _control(self, name: str, action: str, request: Request, response: Response) -> None:
         if request.body:
             parse_json(request.body)
+        if self._options.model_control_mode == "none":
+            raise TritonError(503, "explicit model load / unload is not allowed if polling is enabled")
+        self._poll()
         model = self._models.get(name)
         if action == "load":
-            if model is None:
+            if model is None or (model.folder is not None and len(self._entries.get(name, ())) != 1):
                 raise TritonError(500, f"failed to load '{name}', failed to poll from model repository")
-            if model.state != "READY":
-                model.state = "LOADING"
-            await asyncio.sleep(self._options.load_seconds)
-            model.load()
+            await self._load(model)
         elif model is not None and model.state == "READY":
             # Requests in flight run to their end; new ones find no version.
             model.state = "UNLOADING" if model.in_flight else "UNAVAILABLE"
+            model.reason = "unloaded"
         await response.send_whole(200, content_type="application/json")
+
+    async def _load(self, model: ServedModel) -> None:
+        was_ready = model.state == "READY"
+        if was_ready and not model.has_changed():
+            return
+        if not was_ready:
+            model.state = "LOADING"
+        await asyncio.sleep(self._options.load_seconds)
+        try:
+            model.load()
+        except models.RepositoryError as error:
+            text = f"Internal: TritonModelException: {error}\n\nAt:\n  /backends/vllm/model.py(101): initialize\n"
+            if not was_ready:
+                model.state, model.reason = "UNAVAILABLE", text
+            raise TritonError(
+                400, f"load failed for model '{model.name}': version 1 is at UNAVAILABLE state: {text};\n"
+            ) from None
 
     # The tests' control
 

@@ -135,7 +135,8 @@ async def serve(
     )
     if fault.token_interval_ms is not None:
         token_interval = fault.token_interval_ms / 1000
-    call = _Call(body, sink, model, dialect, record, fault, faults, token_interval)
+    assert model.loaded is not None
+    call = _Call(body, sink, model.loaded, dialect, record, fault, faults, token_interval)
     model.in_flight += 1
     try:
         await call.run()
@@ -162,7 +163,7 @@ class _Call:
         self,
         body: Body,
         sink: Sink,
-        model: ServedModel,
+        model: Model,
         dialect: Dialect,
         record: Record,
         fault: Fault,
@@ -185,10 +186,9 @@ class _Call:
             await self._stall()
         if self._fault.error_before is not None:
             raise BackendError(self._fault.error_before)
-        assert self._model.loaded is not None
-        request = self._dialect.read(self._fault.left_of(self._body.values), self._model.loaded)
+        request = self._dialect.read(self._fault.left_of(self._body.values), self._model)
         self._record.admit(request.prompt_ids)
-        row = _Rows(request, self._model.loaded, self._body.request_id).row
+        row = _Rows(request, self._model, self._body.request_id).row
         if request.send_admission:
             await self._send(row(Delta(logprobs=[] if request.params.token_logprobs else None)))
         await self._answer(request, row)
