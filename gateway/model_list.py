@@ -71,6 +71,11 @@ class ModelList:
     def __init__(self, settings: Settings) -> None:
         self._repositories = settings.model_repository
         self._configured = settings.models
+        if not self._configured and "models" in settings.model_fields_set:
+            raise SettingsError(
+                "The setting 'models' names no model; name at least one, or leave it out to serve every vLLM model "
+                "there is."
+            )
         if not self._configured and not self._repositories:
             raise SettingsError(
                 "No model is configured: set models: in the YAML file, or --model-repository to Triton's repository."

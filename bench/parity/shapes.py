@@ -268,7 +268,7 @@ def _chat_refused(sample: Sample) -> list[Shape]:
         "two constraints": {"structured_outputs": {"regex": "a", "choice": ["a"]}},
         "json_schema without a schema": {"response_format": {"type": "json_schema"}},
         "priority": {"priority": 1},
-        "logprobs of given tokens": {**_LOGPROBS, "logprob_token_ids": list(sample.chat_ids[:2])},
+        "logprobs of given tokens": {"logprobs": True, "logprob_token_ids": list(sample.chat_ids[:2])},
         "two limits": {"max_completion_tokens": 3},
     }
     return _of(CHAT, {"messages": user(SEA)}, requests, refused=True)

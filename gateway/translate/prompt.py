@@ -149,7 +149,7 @@ class ChatTemplate:
         role = message.role
         if role == "function":
             raise bad_request(
-                f"{place}.role: 'function' is the older form of 'tool', which is supported.", f"{place}.role"
+                f"{place}.role must be 'tool' for the result of a call; 'function' is its older form.", f"{place}.role"
             )
         extras = message.model_extra or {}
         for name, value in extras.items():
@@ -161,7 +161,9 @@ class ChatTemplate:
         content = message.content
         if content is None:
             if not message.tool_calls:
-                raise bad_request(f"{place}.content is required.", param=f"{place}.content")
+                raise bad_request(
+                    f"{place}.content is required.", f"{place}.content", "missing_required_parameter"
+                )
             # As vLLM renders it: a message of calls alone has an empty text.
             content = ""
         rendered: dict[str, Any] = {"role": role, "content": self._content(content, f"{place}.content", warnings)}
@@ -256,7 +258,7 @@ def _text_of(part: ContentPart, place: str, warnings: list[str]) -> str:
     if part.type != "text":
         raise bad_request(f"{place}.type must be 'text'.", param=f"{place}.type")
     if part.text is None:
-        raise bad_request(f"{place}.text is required.", param=f"{place}.text")
+        raise bad_request(f"{place}.text is required.", f"{place}.text", "missing_required_parameter")
     warnings += _unknown(part, place)
     return part.text
 

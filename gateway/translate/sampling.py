@@ -123,7 +123,7 @@ def generates_nothing(request: GenerateRequest) -> bool:
 def inputs(request: GenerateRequest) -> dict[str, Any]:
     """The fields that become inputs of the backend beside the sampling parameters."""
     if request.truncation_side is not None and request.truncate_prompt_tokens is None:
-        raise bad_request("truncation_side needs truncate_prompt_tokens.", "truncation_side")
+        raise bad_request("truncation_side needs truncate_prompt_tokens; leave it out.", "truncation_side")
     if request.truncate_prompt_tokens == 0:
         raise bad_request("truncate_prompt_tokens must be -1 or at least 1.", "truncate_prompt_tokens", "invalid_value")
     return {key: value for name, key in _INPUTS if (value := getattr(request, name)) is not None}
@@ -201,7 +201,7 @@ def _chat_logprobs(request: ChatRequest, parameters: dict[str, Any]) -> None:
         parameters.setdefault("logprobs", 0)
         return
     if request.top_logprobs:
-        raise bad_request("top_logprobs needs logprobs: true.", "top_logprobs", "invalid_value")
+        raise bad_request("top_logprobs needs logprobs: true; give it, or leave out both.", "top_logprobs")
     parameters.pop("logprobs", None)
 
 
@@ -209,7 +209,7 @@ def _check_logprobs(request: GenerateRequest, parameters: dict[str, Any]) -> Non
     # vLLM: tokens that are named take the place of the best-ranked ones.
     if request.logprob_token_ids is not None:
         if parameters.pop("logprobs", None) is None:
-            raise bad_request("logprob_token_ids needs logprobs.", "logprob_token_ids")
+            raise bad_request("logprob_token_ids needs logprobs; give it, or leave out both.", "logprob_token_ids")
         name = "top_logprobs" if isinstance(request, ChatRequest) else "logprobs"
         if getattr(request, name):
             raise bad_request(
@@ -218,7 +218,7 @@ def _check_logprobs(request: GenerateRequest, parameters: dict[str, Any]) -> Non
                 name,
             )
     if request.prompt_logprobs is not None and request.stream:
-        raise bad_request("prompt_logprobs are not available in a stream.", "prompt_logprobs", "invalid_value")
+        raise bad_request("prompt_logprobs are not available in a stream; leave out one of them.", "prompt_logprobs")
 
 
 def _check_echoed_logprobs(logprobs: int, prompt_logprobs: int | None) -> None:

@@ -54,7 +54,7 @@ def tool_use(tools: Sequence[Tool] | None, choice: Any, parallel: bool | None) -
     single = parallel is False
     if not offered:
         if choice not in (None, "none", "auto"):
-            raise bad_request("tool_choice needs tools.", "tool_choice")
+            raise bad_request("tool_choice needs tools; give some, or leave it out.", "tool_choice")
         return ToolUse()
     if choice is None or choice == "auto":
         return ToolUse(offered, single=single)

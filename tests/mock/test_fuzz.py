@@ -49,6 +49,7 @@ _SHARED: dict[str, list[Any]] = {
     "guided_regex": ["[a-c]{3}"],
     "guided_choice": [["yes", "no"]],
     "guided_grammar": ['root ::= "a" | "b"'],
+    "constraints": [{"no_repeat_ngram": {"size": 1}}],
     "user": ["someone"],
     "max_tokens": [4, 1],
 }
@@ -256,6 +257,7 @@ def check(case: Case, reply: Reply, arrived: dict[str, list[dict[str, Any]]]) ->
         assert error["type"] in ("invalid_request_error", "not_found_error")
         assert isinstance(error["message"], str)
         assert error["message"]
+        assert isinstance(error["code"], str)
         if reply.status == 404:
             assert (error["param"], json.loads(case.raw)["model"] != MODEL) == ("model", True)
         return

@@ -102,6 +102,7 @@ def _has_no_effect(exchange: Exchange, name: str, value: Any) -> bool:
 
 _OF_CHOSEN_TOKENS = {
     *_CONSTRAINTS,
+    "constraints",
     *(f.name for f in COMPLETION.values() if f.key and f.name not in ("max_tokens", "logprobs", "prompt_logprobs")),
 }
 
@@ -161,6 +162,8 @@ def _has_arrived(exchange: Exchange, field: Field, value: Any) -> bool:
             expected = value + number % choices
         elif field.name == "max_tokens":
             expected = value or 1
+        elif field.name == "vllm_xargs" and exchange.given("constraints") is not None:
+            expected = value | {"constraints": exchange.given("constraints")}
         elif field.name == "repetition_detection":
             expected = {key: one for key, one in value.items() if one is not None}
         if field.key not in parameters or not _is_same(parameters[field.key], expected):
@@ -214,6 +217,11 @@ def _constraint(exchange: Exchange, value: Any) -> bool:
     if isinstance(value, dict) and value.get("type") == "text":
         return True
     return all("structured_outputs" in request["sampling_parameters"] for request in exchange.arrived)
+
+
+def _constraints(exchange: Exchange, value: Any) -> bool:
+    arrived = [request["sampling_parameters"].get("extra_args", {}) for request in exchange.arrived]
+    return all(arguments.get("constraints") == value for arguments in arrived)
 
 
 def _n(exchange: Exchange, value: Any) -> bool:
@@ -366,6 +374,7 @@ def _tokens(exchange: Exchange, value: Any) -> bool:
 
 _DONE: dict[str, Check] = {
     **dict.fromkeys(_CONSTRAINTS, _constraint),
+    "constraints": _constraints,
     "model": _model,
     "messages": _messages,
     "stream": _stream,

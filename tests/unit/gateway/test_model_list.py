@@ -50,6 +50,17 @@ class Watched:
         return [model.names[0] for model in self.served]
 
 
+@pytest.mark.parametrize("flag", ["--models", "--config"])
+def test_an_empty_list_of_models_is_not_taken_for_none(flag: str, tmp_path: Path) -> None:
+    repository, file = tmp_path / "repository", tmp_path / "gateway.yaml"
+    publish(repository, "a")
+    file.write_text("models: []\n")
+    flags = ["--model-repository", str(repository)]
+    given = load([*flags, flag, "[]" if flag == "--models" else str(file)])
+    assert "'models' names no model" in refusal(lambda: ModelList(given))
+    assert [model.names[0] for model in ModelList(load(flags)).served] == ["a"]
+
+
 @pytest.fixture
 def first(tmp_path: Path) -> Path:
     folder = tmp_path / "first"
