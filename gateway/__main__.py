@@ -16,8 +16,9 @@ from gateway.access.authentication import check_exposure
 from gateway.access.redaction import redact_logs
 from gateway.app import Gateway
 from gateway.check import command as check
+from gateway.reload import Source
 from gateway.server import Protocol
-from gateway.settings import load
+from gateway.workers import Supervisor
 from service_base import logs
 from service_base.errors import SettingsError
 from service_base.server import listen, log_start, serve
@@ -30,20 +31,34 @@ def main() -> int:
     if sys.argv[1:2] == ["keys"]:
         return keys.main(sys.argv[2:])
     try:
-        settings = load()
+        source = Source()
+        settings = source.load()
         logs.configure(settings.log_level)
         redact_logs()
-        gateway = Gateway(settings)
-        listener = listen(settings.host, settings.port)
-        check_exposure(listener.getsockname()[0], settings)
+        if settings.workers > 1:
+            supervisor = Supervisor(settings, source)
+            check_exposure(supervisor.address, settings)
+        else:
+            gateway = Gateway(settings, source)
+            listener = listen(settings.host, settings.port)
+            check_exposure(listener.getsockname()[0], settings)
     except SettingsError as error:
         print(f"gateway: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         # Files of models take a while to read, too.
         return 130
+    if settings.workers > 1:
+        return supervisor.run()
     log_start(logging.getLogger("gateway"), listener, settings.effective())
-    serve(gateway, listener, settings.shutdown_timeout, http=Protocol)
+    serve(
+        gateway,
+        listener,
+        settings.shutdown_timeout,
+        http=Protocol,
+        at_signal=gateway.shut_down,
+        at_start=gateway.reload_on_signal,
+    )
     return 0
 
 

@@ -8,8 +8,9 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -18,16 +19,16 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
 from gateway.access.authentication import Access
-from gateway.api import document
+from gateway.api import admin, document
 from gateway.api.chat import Chat
 from gateway.api.completions import Completions
 from gateway.api.generate import GenerateRoute
 from gateway.api.http import Receive, Scope, Send, send_error
-from gateway.api.in_flight import InFlight
 from gateway.api.tokenize import Tokenization
 from gateway.checker import Checker
 from gateway.checker_lane import CannotStart
-from gateway.model_list import ModelList
+from gateway.desk.link import RemoteDesk
+from gateway.desk.local import LocalDesk
 from gateway.models import BROKEN, ServedModel, named, not_ready
 from gateway.observe import loop, multiprocess, request_log
 from gateway.observe.metrics import REGISTRY
@@ -35,12 +36,8 @@ from gateway.observe.record import ServiceLevel, begin, record_of
 from gateway.observe.tracing import Tracing
 from gateway.openai.errors import ApiError, bad_request
 from gateway.openai.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from gateway.routing.instances import Instance
-from gateway.routing.policy import choose, why_not_ready
+from gateway.reload import Source
 from gateway.settings import Settings
-from gateway.triton.control import Control
-from gateway.triton.generate import Connections
-from gateway.triton.repository_index import RepositoryIndex
 
 _log = logging.getLogger(__name__)
 
@@ -48,40 +45,34 @@ _CHAT = "/v1/chat/completions"
 _COMPLETIONS = "/v1/completions"
 _TOKENIZE = "/tokenize"
 _DETOKENIZE = "/detokenize"
+# For the running requests to say that the gateway goes, and for their clients to read it.
+_LAST_WORDS_S = 1.0
 _LATER = ("/v1/embeddings", "/v1/responses", "/v1/moderations", "/v1/images/generations")
 
 
 class Gateway:
     """Reads the models' files when made (raises `SettingsError`); connects when its lifespan starts.
 
-    `models` are the served ones, `instances` the state table of the Triton servers, in the order of the settings;
-    `worker` is the number of this process among those that serve.
+    `models` are the served ones, `table` the state of the Triton servers. `remote` is the desk where that is in another
+    process, and `worker` the number of this one among those that serve; else the gateway has its own desk, which reads
+    `source` again when told.
     """
 
-    def __init__(self, settings: Settings, worker: int = 0) -> None:
+    def __init__(
+        self, settings: Settings, source: Source | None = None, remote: RemoteDesk | None = None, worker: int = 0
+    ) -> None:
+        self._settings = settings
         self._worker = worker
         self.access = Access(settings.keys_file)
         self._level = ServiceLevel(settings.slo_ttft, settings.slo_itl)
         self._tracing = Tracing(settings.otlp_endpoint) if settings.otlp_endpoint else None
-        self._model_list = ModelList(settings)
-        self.models = self._model_list.served
-        self.instances = [
-            Instance(f"triton-{i}", Connections(url, settings.connect_timeout)) for i, url in enumerate(settings.triton)
-        ]
-        self._index = RepositoryIndex(lambda: settings.triton)
+        self._desk = remote or LocalDesk(settings, source)
+        self.models = self._desk.served
+        self._front = self._desk.front
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.table = self._front.table
         self._checker = Checker()
-        self._control = Control(
-            list(zip(self.instances, settings.triton, strict=True)),
-            lambda: self._model_list.triton_models,
-            accept_old=settings.accept_old_triton,
-        )
-        shared = (
-            settings,
-            self.models,
-            self.instances,
-            self._checker,
-            InFlight(settings.max_in_flight),
-        )
+        shared = (settings, self.models, self._front, self._checker)
         tokenization = Tokenization(settings, self.models)
         self._ahead: dict[str, Callable[[Scope, Receive, Send], Awaitable[None]]] = {
             _CHAT: GenerateRoute(Chat(), *shared),
@@ -119,32 +110,42 @@ class Gateway:
             await self._checker.close()
             # Nothing is served yet; an exception here would only become a stack trace of uvicorn's.
             os._exit(1)
-        self._control.start()
+        self._loop = asyncio.get_running_loop()
+        await self._desk.start()
         if self._tracing is not None:
             self._tracing.start()
         watching = [asyncio.create_task(self.access.follow()), asyncio.create_task(loop.watch(self._worker))]
-        watching += [asyncio.create_task(following) for following in self._follow_models()]
         try:
             yield
         finally:
             for watch in watching:
                 watch.cancel()
-            await self._control.close()
+            await self._desk.close()
             await self._checker.close()
             if self._tracing is not None:
                 await asyncio.to_thread(self._tracing.close)
-            for instance in self.instances:
-                instance.connections.close()
 
-    def _follow_models(self) -> list[Coroutine[Any, Any, None]]:
-        def is_ready(model: str) -> bool:
-            return choose(self.instances, model) is not None
+    def reload_on_signal(self) -> None:
+        """From now on SIGHUP reads again what may change while the gateway runs. To be called in the event loop."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
 
-        following = [self._model_list.follow(lambda: self._index.names, is_ready)]
-        return [*following, self._index.follow()] if self._model_list.discovers else following
+    def _reload(self) -> None:
+        self._desk.reload()
+        self.access.reload()
 
-    def _ready(self, model: ServedModel) -> bool:
-        return choose(self.instances, model.triton_model) is not None
+    def shut_down(self) -> None:
+        """Take no new requests, and end the running ones when their time is over. May be called by a signal's
+        handler."""
+        self._front.is_closing = True
+        if self._loop is not None:
+            timeout = self._settings.shutdown_timeout
+            # Ahead of the server, which only cuts them off.
+            seconds = timeout - min(_LAST_WORDS_S, timeout / 5)
+            self._loop.call_soon_threadsafe(self._loop.call_later, seconds, self._front.end_all)
+
+    def _ready_version(self, name: str) -> ServedModel | None:
+        """The first of a name's versions that can answer."""
+        return next((model for model in self.models.versions(name) if self.table.is_ready(model.triton_model)), None)
 
     def _fastapi(self) -> FastAPI:
         app = FastAPI(
@@ -192,15 +193,16 @@ class Gateway:
         @app.get("/v1/models", summary="List the served models")
         async def models(request: Request) -> dict[str, Any]:
             key = record_of(request.scope).key
-            served = [model for model in self.models if key.may_use(model.names) and self._ready(model)]
-            return {"object": "list", "data": [entry(name, model) for model in served for name in model.names]}
+            ready = {name: model for name in self.models.names if (model := self._ready_version(name)) is not None}
+            return {"object": "list", "data": [entry(n, m) for n, m in ready.items() if key.may_use(m.names)]}
 
         @app.get("/v1/models/{name:path}", summary="One served model", responses=document.UNKNOWN_MODEL)
         async def model(name: str, request: Request) -> dict[str, Any]:
             found = named(self.models, name, record_of(request.scope).key)
-            if not self._ready(found):
-                raise not_ready(name, self._state(found))
-            return entry(name, found)
+            ready = self._ready_version(name)
+            if ready is None:
+                raise not_ready(name, self.table.why_not_ready(found.triton_model))
+            return entry(name, ready)
 
         @app.head("/health/live", include_in_schema=False)
         @app.get("/health/live", summary="Is the process alive?")
@@ -210,11 +212,11 @@ class Gateway:
         @app.head("/health/ready", include_in_schema=False)
         @app.get("/health/ready", summary="Can any model be served?", responses=document.READY)
         async def ready(response: Response) -> dict[str, Any]:
-            states = {model.names[0]: self._state(model) for model in self.models}
-            states |= dict.fromkeys(self.models.broken, BROKEN)
-            is_ready = any(state == "ready" for state in states.values())
+            states = self._states() | dict.fromkeys(self.models.broken, BROKEN)
+            is_ready = any(state == "ready" for state in states.values()) and not self._front.is_closing
             response.status_code = 200 if is_ready else 503
-            answer: dict[str, Any] = {"status": "ready" if is_ready else "not ready", "models": states}
+            status = "shutting down" if self._front.is_closing else "ready" if is_ready else "not ready"
+            answer: dict[str, Any] = {"status": status, "models": states}
             return answer if states else answer | {"reason": "no model is served: the model repositories hold none"}
 
         @app.get(
@@ -223,6 +225,7 @@ class Gateway:
         async def metrics() -> Response:
             return Response(multiprocess.page(REGISTRY), media_type=CONTENT_TYPE_LATEST)
 
+        app.include_router(admin.routes(self._front))
         for path in _LATER:
 
             @app.post(path, include_in_schema=False)
@@ -232,10 +235,15 @@ class Gateway:
         document.complete(app.openapi())
         return app
 
-    def _state(self, model: ServedModel) -> str:
-        if self._ready(model):
-            return "ready"
-        return why_not_ready(self.instances, model.triton_model)
+    def _states(self) -> dict[str, str]:
+        """`ready`, or why not, by the models' first names; a name with several versions is ready where one is."""
+        states: dict[str, str] = {}
+        for model in self.models:
+            name = model.names[0]
+            if states.get(name) != "ready":
+                is_ready = self.table.is_ready(model.triton_model)
+                states[name] = "ready" if is_ready else self.table.why_not_ready(model.triton_model)
+        return states
 
 
 async def _on_api_error(request: Request, error: Exception) -> Response:

@@ -52,7 +52,7 @@ class ServedModel:
     length where settings or engine arguments say it; `trained_len` what the model's own configuration
     says, which the engine may stretch or cut. `no_tokenizer` says, in a sentence for the client, why there is no
     `tokenizer`. `output` is how its answers write calls and thinking; `tool_structural_tag` whether calls that it
-    may make are kept valid by the engine."""
+    may make are kept valid by the engine; `weight` its part of the requests for a name that it shares with others."""
 
     names: tuple[str, ...]
     triton_model: str
@@ -67,6 +67,7 @@ class ServedModel:
     added_bos: str
     output: OutputFormat
     tool_structural_tag: bool
+    weight: int | None = None
 
     def chat_template(self) -> ChatTemplate:
         """Raises a 400 where it has none."""
@@ -123,6 +124,7 @@ def read_model(model: ModelSettings, engine: EngineArguments) -> ServedModel:
         added_bos=added_bos,
         output=output,
         tool_structural_tag=model.tool_structural_tag,
+        weight=model.weight,
     )
 
 
@@ -271,11 +273,12 @@ def _added_bos(tokenizer: ModelTokenizer | None, bos: str, config: Mapping[str, 
 
 
 class ServedModels:
-    """The models that clients may ask for. One object for as long as the process lives; what it holds changes."""
+    """The models that clients may ask for. One object for as long as the process lives; what it holds changes. Several
+    may share a name as its versions, each with a weight."""
 
     def __init__(self, models: Iterable[ServedModel] = ()) -> None:
         self._models: tuple[ServedModel, ...] = ()
-        self._by_name: dict[str, ServedModel] = {}
+        self._by_name: dict[str, dict[str, ServedModel]] = {}
         self.broken: Mapping[str, str] = {}
         """Models whose files cannot be used: by their name, the sentence that says why. It names files, so it is for
         the operator."""
@@ -287,17 +290,41 @@ class ServedModels:
     def __len__(self) -> int:
         return len(self._models)
 
-    def get(self, name: str) -> ServedModel | None:
-        return self._by_name.get(name)
+    @property
+    def names(self) -> Iterable[str]:
+        return self._by_name
+
+    def versions(self, name: str) -> Iterable[ServedModel]:
+        return self._by_name.get(name, {}).values()
+
+    def get(self, name: str, version: str | None = None) -> ServedModel | None:
+        """In this version (Triton's name), or in its first."""
+        versions = self._by_name.get(name)
+        if versions is None:
+            return None
+        return versions.get(version or "") or next(iter(versions.values()))
+
+    def weights(self) -> dict[str, dict[str, int]]:
+        """The versions' weights as they are set, of the names that have any."""
+        return {
+            name: {version: model.weight or 0 for version, model in versions.items()}
+            for name, versions in self._by_name.items()
+            if any(model.weight is not None for model in versions.values())
+        }
 
     def replace(self, models: Iterable[ServedModel], broken: Mapping[str, str]) -> None:
-        """All at once. Raises `SettingsError` where two have one name; then nothing changes."""
+        """All at once. Raises `SettingsError` where two have one name and no weights; then nothing changes."""
         whole = tuple(models)
-        by_name: dict[str, ServedModel] = {}
+        by_name: dict[str, dict[str, ServedModel]] = {}
         for model in whole:
             for name in model.names:
-                if by_name.setdefault(name, model) is not model:
-                    raise SettingsError(f"models: the name {name!r} is given to two models.")
+                versions = by_name.setdefault(name, {})
+                if versions and (model.weight is None or any(other.weight is None for other in versions.values())):
+                    raise SettingsError(
+                        f"models: the name {name!r} is given to two models; give each a weight, or one another name."
+                    )
+                if versions.setdefault(model.triton_model, model) is not model:
+                    raise SettingsError(f"models: the name {name!r} is given to {model.triton_model!r} twice.")
         self._models, self._by_name, self.broken = whole, by_name, broken
 
 
@@ -309,10 +336,10 @@ def not_ready(name: str, reason: str) -> ApiError:
     return unavailable(f"The model {name!r} is not ready: {reason}.")
 
 
-def named(models: ServedModels, name: str, key: Key = ANONYMOUS) -> ServedModel:
-    """The model that a client asks for. Raises a 404, the same where it exists and the key may not use it, and a 503
-    where its files are wrong."""
-    model = models.get(name)
+def named(models: ServedModels, name: str, key: Key = ANONYMOUS, version: str | None = None) -> ServedModel:
+    """The model that a client asks for, in this version (Triton's name) or in its first. Raises a 404, the same where
+    it exists and the key may not use it, and a 503 where its files are wrong."""
+    model = models.get(name, version)
     if model is not None and key.may_use(model.names):
         return model
     if model is None and name in models.broken and key.may_use((name,)):

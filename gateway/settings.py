@@ -11,8 +11,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 from pydantic_settings import SettingsConfigDict
 
 from gateway.output.parsers import REASONING_PARSERS, TOOL_PARSERS
+from gateway.routing.instances import instance_name
 from service_base.errors import shown
-from service_base.flags import Parser, add_flags
+from service_base.flags import Flag, Parser, add_flags
 from service_base.settings import ServiceSettings, read
 from service_base.types import (
     BaseUrl,
@@ -86,6 +87,9 @@ class ModelSettings(BaseModel):
     tool_structural_tag: bool = Field(
         False, description="keep calls that the model may make (tool_choice auto) valid by a structural tag"
     )
+    weight: int | None = Field(
+        None, ge=0, le=1_000_000, description="its part of the requests for a name that several models share"
+    )
 
     @field_validator("names")
     @classmethod
@@ -96,6 +100,14 @@ class ModelSettings(BaseModel):
         return names
 
 
+def _differ(urls: list[str]) -> list[str]:
+    names = [instance_name(url) for url in urls]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{shown(name)} is given twice")
+    return urls
+
+
 class Settings(ServiceSettings):
     model_config = SettingsConfigDict(env_prefix="GATEWAY_")
 
@@ -103,7 +115,7 @@ class Settings(ServiceSettings):
 
     host: Host = Field("127.0.0.1", description="address to listen on")
     port: Port = Field(9000, description="port to listen on; 0 takes a free one")
-    triton: Listed[BaseUrl] = Field(
+    triton: Annotated[Listed[BaseUrl], AfterValidator(_differ)] = Field(
         ["http://127.0.0.1:8000"], min_length=1, description="base URL of a Triton server's HTTP port; may be repeated"
     )
     model_repository: Listed[FolderPath] = Field(
@@ -121,7 +133,10 @@ class Settings(ServiceSettings):
     )
     max_body_bytes: Bytes = Field(4 * 1024 * 1024, ge=1024, description="largest request body; a larger one is 413")
     max_in_flight: Count = Field(
-        1024, description="open generations per model, one for each choice of a request; one more is 429"
+        1024, description="open generations per model, one for each choice of a request; one more waits"
+    )
+    max_waiting: Annotated[int, Field(ge=0), Flag("COUNT")] = Field(
+        256, description="requests per model that wait for room; one more is 429"
     )
     keys_file: FilePath | None = Field(
         None, description="YAML file of clients' keys (python -m gateway keys); clients need none unless set"
@@ -134,6 +149,18 @@ class Settings(ServiceSettings):
     )
     request_timeout: Seconds = Field(600, description="seconds a request may take in all; then it is 504")
     connect_timeout: Seconds = Field(5, description="seconds to connect to a Triton server")
+    stall_timeout: Seconds = Field(
+        60, description="seconds without any token, with requests in flight, after which an instance is given up"
+    )
+    canary_interval: Annotated[float, Field(ge=0, allow_inf_nan=False), Flag("SECONDS")] = Field(
+        0, description="seconds between generations of one token on an instance with nothing to do; 0: none"
+    )
+    workers: Annotated[int, Field(ge=1, le=256), Flag("COUNT")] = Field(
+        1, description="processes that share the port and all limits"
+    )
+    state_file: FilePath | None = Field(
+        None, description="file that keeps drained instances and changed weights over a restart; not kept unless set"
+    )
     shutdown_timeout: DrainSeconds = Field(30, description="seconds that running streams get to finish on SIGTERM")
     log_level: LogLevel = Field("info", description="what is logged")
 

@@ -16,9 +16,14 @@ from service_base.errors import SettingsError
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, at_signal: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, at_signal: Callable[[], None], at_start: Callable[[], None]) -> None:
         super().__init__(config)
         self._at_signal = at_signal
+        self._at_start = at_start
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._at_start()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._at_signal()
@@ -27,10 +32,21 @@ class _Server(uvicorn.Server):
 
 def listen(host: str, port: int) -> socket.socket:
     """Raises `SettingsError`."""
+    listener = bind(host, port)
+    listener.listen(2048)
+    listener.set_inheritable(True)
+    return listener
+
+
+def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """A socket that does not listen yet. `shared`: other processes of this user may listen on the same port. Raises
+    `SettingsError`."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
@@ -38,8 +54,6 @@ def listen(host: str, port: int) -> socket.socket:
         raise SettingsError(
             f"Cannot listen on {host}:{port}: {error.strerror}; give another --port or --host."
         ) from None
-    listener.listen(2048)
-    listener.set_inheritable(True)
     return listener
 
 
@@ -57,8 +71,10 @@ def serve(
     *,
     http: type[asyncio.Protocol] | Literal["auto", "h11"] = "auto",
     at_signal: Callable[[], None] = lambda: None,
+    at_start: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then let running requests finish for `drain_seconds`. `at_signal` runs first."""
+    """Serve until SIGTERM or SIGINT, then let running requests finish for `drain_seconds`. `at_signal` runs first;
+    `at_start` runs in the event loop when connections are taken."""
     config = uvicorn.Config(
         app,
         http=http,
@@ -74,4 +90,4 @@ def serve(
     # uvicorn raises the signal once more when it is done: an orderly end is exit code 0.
     signal.signal(signal.SIGTERM, lambda *_: None)
     with contextlib.suppress(KeyboardInterrupt):
-        _Server(config, at_signal).run(sockets=[listener])
+        _Server(config, at_signal, at_start).run(sockets=[listener])

@@ -10,10 +10,11 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+from gateway.access.keys import Key
 from gateway.api.http import (
     AsgiSink,
     ClientGone,
@@ -28,8 +29,9 @@ from gateway.api.http import (
     warning_headers,
     watch_client,
 )
-from gateway.api.in_flight import InFlight
 from gateway.checker import Checker, NotValidated
+from gateway.desk.ask import Ask
+from gateway.desk.front import Front, Lease
 from gateway.models import ServedModel, ServedModels, named, not_ready
 from gateway.observe import metrics
 from gateway.observe.record import CLIENT_GONE, Record, record_of
@@ -40,13 +42,12 @@ from gateway.output.answer import Answer, usage
 from gateway.output.events import OutputParser
 from gateway.output.logprobs import TokenBytes
 from gateway.output.thinking import ThinkingTokens
-from gateway.routing.instances import Instance
-from gateway.routing.policy import choose, why_not_ready
 from gateway.settings import Settings
 from gateway.translate.constraints import both_bind
 from gateway.translate.sampling import for_choice, inputs, refuse_missing, sampling_parameters, without_effect
 from gateway.translate.structured import FIELDS, Constraint, constraint_of
 from gateway.triton.contract import Delta, GenerateRequest, ModelContract, request_body
+from gateway.triton.failure import InstanceFailure
 from gateway.triton.fan_out import FanOut
 from gateway.triton.generation import Generation
 
@@ -55,6 +56,8 @@ _log = logging.getLogger(__name__)
 # Past the deadline, for the client to take the error. One that does not read is let go then.
 _DEADLINE_GRACE_S = 2.0
 _LAST_WORD_S = 1.0
+# Of a model whose context length nobody knows.
+_NO_LIMIT = 1_000_000
 
 _Request = TypeVar("_Request", bound=Any)
 
@@ -128,42 +131,109 @@ class Dialect(Protocol[_Request]):
 
 
 @dataclass(slots=True)
-class _Job(Generic[_Request]):
-    """A request that passed every check the gateway can make."""
+class _Plan(Generic[_Request]):
+    """A request that passed every check the gateway can make, in the terms of a `contract` of `model`. `constraint` is
+    what binds the answer, as far as it is enforced."""
 
     request: _Request
     model: ServedModel
-    record: Record
-    generations: FanOut
-    answers: list[Answer]
-    writer: Writer
+    contract: ModelContract
+    translation: Translation
     constraint: Constraint | None
-    checks: Callable[[Answer], list[Check]] | None
-    headers: list[Header]
+    sampling: Mapping[str, Any]
+    inputs: Mapping[str, Any]
+    warnings: list[str]
+
+    @property
+    def generations(self) -> int:
+        return len(self.translation.prompts) * (self.request.n or 1)
+
+    def ask(self, key: Key) -> Ask:
+        """What the desk must know. A token is about four bytes of a prompt."""
+        prompts = self.translation.prompts
+        limit = self.sampling["max_tokens"] or self.model.max_model_len or self.model.trained_len or _NO_LIMIT
+        return Ask(
+            self.request.model,
+            self.model.triton_model,
+            self.generations,
+            sum(len(prompt) // 4 if isinstance(prompt, str) else len(prompt) for prompt in prompts),
+            limit,
+            key.name,
+            key.limits,
+            key.priority or 0,
+        )
+
+
+@dataclass(slots=True)
+class _Job(Generic[_Request]):
+    """A request at an instance. A job that is moved to another one keeps its writer: what the client has got of the
+    answer stays as it is."""
+
+    plan: _Plan[_Request]
+    record: Record
+    lease: Lease
+    answer_id: str
+    writer: Writer
+    answers: list[Answer]
+    generations: FanOut
+    course: "_Course"
+    is_begun: bool = False
+    """Whether something came that another instance would say again."""
+
+    @property
+    def model(self) -> ServedModel:
+        return self.plan.model
+
+    @property
+    def checks(self) -> Callable[[Answer], list[Check]] | None:
+        return self.plan.translation.checks
+
+    @property
+    def constraint(self) -> Constraint | None:
+        return self.plan.constraint
 
     @property
     def constraint_kind(self) -> str | None:
         return self.constraint.kind if self.constraint else None
+
+    @property
+    def headers(self) -> list[Header]:
+        return warning_headers(self.plan.warnings + self.plan.translation.warnings)
+
+
+class _Cancellable(Protocol):
+    def cancel(self, reason: Exception) -> None: ...
+
+
+class _Course:
+    """What a request waits for now, so that its client and its deadline can end it wherever it is."""
+
+    def __init__(self) -> None:
+        self._reason: Exception | None = None
+        self._now: _Cancellable | None = None
+
+    def follow(self, now: _Cancellable) -> None:
+        self._now = now
+        if self._reason is not None:
+            now.cancel(self._reason)
+
+    def cancel(self, reason: Exception) -> None:
+        self._reason = self._reason or reason
+        if self._now is not None:
+            self._now.cancel(self._reason)
 
 
 class GenerateRoute(Generic[_Request]):
     """The endpoint of one dialect."""
 
     def __init__(
-        self,
-        dialect: Dialect[_Request],
-        settings: Settings,
-        models: ServedModels,
-        instances: list[Instance],
-        checker: Checker,
-        in_flight: InFlight,
+        self, dialect: Dialect[_Request], settings: Settings, models: ServedModels, front: Front, checker: Checker
     ) -> None:
         self._dialect = dialect
         self._settings = settings
         self._models = models
-        self._instances = instances
+        self._front = front
         self._checker = checker
-        self._in_flight = in_flight
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         deadline = asyncio.get_running_loop().time() + self._settings.request_timeout
@@ -173,11 +243,11 @@ class GenerateRoute(Generic[_Request]):
                 body = await read_body(scope, receive, self._settings.max_body_bytes)
             record.body_at = time.monotonic()
             request = self._dialect.parse(body)
-            model = named(self._models, request.model, record.key)
+            model = named(self._models, request.model, record.key, self._front.pick(request.model))
             record.asks(model.names[0], stream=bool(request.stream))
-            with self._in_flight.admitted(model, self._dialect.count_prompts(request), request.n or 1):
-                async with asyncio.timeout_at(deadline + _DEADLINE_GRACE_S):
-                    await self._answer(request, model, record, deadline, receive, send)
+            self._front.check_size(self._dialect.count_prompts(request), request.n or 1)
+            async with asyncio.timeout_at(deadline + _DEADLINE_GRACE_S):
+                await self._answer(request, model, record, deadline, receive, send)
         except ClientGone:
             record.status = CLIENT_GONE
         except ApiError as error:
@@ -213,28 +283,43 @@ class GenerateRoute(Generic[_Request]):
         send: Send,
     ) -> None:
         """Answer one request. An `ApiError` that is raised has not been sent. `deadline` is in the loop's time."""
-        job = await self._prepare(request, model, record)
-        watcher = watch_client(receive, lambda: job.generations.cancel(ClientGone()))
-        alarm = asyncio.get_running_loop().call_at(deadline, job.generations.cancel, self._too_late())
+        plan = await self._plan(request, model)
+        if plan.constraint is not None:
+            record.constraint = plan.constraint.kind
+            metrics.structured_total.labels(model.names[0], plan.constraint.kind).inc()
+        course = _Course()
+        watcher = watch_client(receive, lambda: course.cancel(ClientGone()))
+        alarm = asyncio.get_running_loop().call_at(deadline, course.cancel, self._too_late())
         try:
-            await job.generations.open()
-            record.admitted(job.generations.connect_seconds)
-            if request.stream:
-                await self._stream(job, AsgiSink(send))
-            else:
-                await self._whole(job, send)
+            entry = self._front.enter(plan.ask(record.key))
+            if (lease := entry.lease) is None:
+                course.follow(entry)
+                lease = await entry.wait()
+            with _counted(lease, record) as answers:
+                record.entered(lease.upstream.name, plan.generations, lease.queue_seconds)
+                job = await self._job(plan, record, lease, course)
+                record.sent()
+                try:
+                    await self._open(job)
+                    record.admitted(job.generations.connect_seconds)
+                    if request.stream:
+                        await self._stream(job, AsgiSink(send))
+                    else:
+                        await self._whole(job, send)
+                finally:
+                    job.generations.close()
+                    answers += job.answers
         except (ClientGone, OSError):
             # OSError: a send after the client is gone, as ASGI servers raise it.
             record.status = CLIENT_GONE
         finally:
-            job.generations.close()
             watcher.cancel()
             alarm.cancel()
-            counts = usage(job.answers)
-            record.prompt_tokens, record.completion_tokens = counts["prompt_tokens"], counts["completion_tokens"]
-            record.parser_failures = sum(bool(answer.parser and answer.parser.has_failed) for answer in job.answers)
 
-    async def _prepare(self, request: _Request, model: ServedModel, record: Record) -> _Job[_Request]:
+    async def _plan(
+        self, request: _Request, model: ServedModel, contract: ModelContract | None = None
+    ) -> _Plan[_Request]:
+        """In the terms of `contract`, or of one that the model has somewhere now."""
         options = request.stream_options
         if options is not None and not request.stream:
             raise bad_request("stream_options needs stream: true.", "stream_options")
@@ -251,12 +336,11 @@ class GenerateRoute(Generic[_Request]):
             raise both_bind(own.place)
         sampling = sampling_parameters(request, model.defaults, model.max_model_len)
         further = inputs(request)
-        instance, translation = self._translate(request, model, own)
-        contract = instance.models[model.triton_model]
+        contract = contract or self._contract(model)
+        refuse_missing(request, contract)
+        translation = self._dialect.translate(request, model, contract, own)
         constraint = translation.constraint
         if constraint is not None:
-            record.constraint = constraint.kind
-            metrics.structured_total.labels(model.names[0], constraint.kind).inc()
             try:
                 constraint = await self._checker.check(constraint, model.grammar_backend)
             except ApiError as error:
@@ -264,20 +348,45 @@ class GenerateRoute(Generic[_Request]):
                     raise
                 constraint = None
                 warnings.append(f"calls are not kept valid: {error.message}")
-            # That may have taken a moment in which the instance was lost; another one may have another backend.
-            now = self._choose(model)
-            if now.models[model.triton_model] != contract:
-                now, translation = self._translate(request, model, own)
-            instance, contract = now, now.models[model.triton_model]
         sampling = {**sampling, **translation.sampling}
         warnings += without_effect(request, sampling)
         further = {**further, **translation.inputs}
-        value = translation.engine_form(constraint).engine_value() if constraint else None
-        choices = request.n or 1
-        answer_id = f"{self._dialect.id_prefix}-{request.request_id or uuid.uuid4().hex}"
-        generations: list[Generation] = []
+        return _Plan(request, model, contract, translation, constraint, sampling, further, warnings)
+
+    def _contract(self, model: ServedModel) -> ModelContract:
+        """What the model takes, for the checks that come before a place is asked for. Raises a 503."""
+        contract = self._front.table.contract(model.triton_model)
+        if contract is None:
+            raise not_ready(model.names[0], self._front.table.why_not_ready(model.triton_model))
+        return contract
+
+    async def _job(self, plan: _Plan[_Request], record: Record, lease: Lease, course: _Course) -> _Job[_Request]:
+        plan = await self._for_lease(plan, record, lease)
+        answer_id = f"{self._dialect.id_prefix}-{plan.request.request_id or uuid.uuid4().hex}"
+        writer = plan.translation.writer(answer_id, int(time.time()))
+        answers, generations = self._generations(plan, record, lease, answer_id)
+        job = _Job(plan, record, lease, answer_id, writer, answers, generations, course)
+        course.follow(generations)
+        lease.run(generations)
+        return job
+
+    async def _for_lease(self, plan: _Plan[_Request], record: Record, lease: Lease) -> _Plan[_Request]:
+        """The plan for where the request goes: another version of the model, or an instance with another backend."""
+        if lease.contract == plan.contract and lease.model == plan.model.triton_model:
+            return plan
+        model = named(self._models, plan.request.model, record.key, lease.model)
+        return await self._plan(plan.request, model, lease.contract)
+
+    def _generations(
+        self, plan: _Plan[_Request], record: Record, lease: Lease, answer_id: str
+    ) -> tuple[list[Answer], FanOut]:
+        """The choices of the request at the lease's instance. Raises a 400 for what only shows here."""
+        model, translation, contract = plan.model, plan.translation, plan.contract
+        value = translation.engine_form(plan.constraint).engine_value() if plan.constraint else None
+        choices = plan.request.n or 1
+        headers = record.trace.headers() if record.trace else b""
         answers: list[Answer] = []
-        bodies: list[tuple[bytes, Mapping[str, str]]] = []
+        generations: list[Generation] = []
         for number, prompt in enumerate(translation.prompts):
             places = translation.places(number)
             for choice in range(choices):
@@ -285,48 +394,50 @@ class GenerateRoute(Generic[_Request]):
                 answers.append(Answer(index, number, translation.parser(), translation.thinking()))
                 asked = GenerateRequest(
                     prompt,
-                    for_choice(sampling, choice),
+                    for_choice(plan.sampling, choice),
                     value,
                     translation.add_special_tokens,
-                    further,
+                    plan.inputs,
                     tuple(translation.outputs),
-                    answer_id if len(translation.prompts) * choices == 1 else f"{answer_id}-{index}",
+                    answer_id if plan.generations == 1 else f"{answer_id}-{index}",
                 )
-                bodies.append((request_body(contract.backend, asked, model.max_model_len or model.trained_len), places))
-        record.entered(instance.name, len(bodies), 0.0)
-        headers = record.trace.headers() if record.trace else b""
-        # Only now, when nothing can be refused any more: an open generation counts at its instance.
-        while bodies:
-            # One by one: a call makes a copy of its body.
-            body, places = bodies.pop(0)
-            generations.append(Generation(instance, model.triton_model, body, translation.outputs, places, headers))
-        record.sent()
-        return _Job(
-            request,
-            model,
-            record,
-            FanOut(generations),
-            answers,
-            translation.writer(answer_id, int(time.time())),
-            constraint,
-            translation.checks,
-            warning_headers(warnings + translation.warnings),
-        )
+                body = request_body(contract.backend, asked, model.max_model_len or model.trained_len)
+                generations.append(
+                    Generation(
+                        lease.upstream.name,
+                        lease.upstream.connections,
+                        lease.model,
+                        contract.backend,
+                        body,
+                        translation.outputs,
+                        places,
+                        lease,
+                        headers,
+                    )
+                )
+        return answers, FanOut(generations)
 
-    def _translate(
-        self, request: _Request, model: ServedModel, constraint: Constraint | None
-    ) -> tuple[Instance, Translation]:
-        """For the instance that is the best one now."""
-        instance = self._choose(model)
-        contract = instance.models[model.triton_model]
-        refuse_missing(request, contract)
-        return instance, self._dialect.translate(request, model, contract, constraint)
+    async def _open(self, job: _Job[_Request]) -> None:
+        while True:
+            try:
+                return await job.generations.open()
+            except InstanceFailure as failure:
+                await self._move(job, failure)
 
-    def _choose(self, model: ServedModel) -> Instance:
-        instance = choose(self._instances, model.triton_model)
-        if instance is None:
-            raise not_ready(model.names[0], why_not_ready(self._instances, model.triton_model))
-        return instance
+    async def _move(self, job: _Job[_Request], failure: InstanceFailure) -> None:
+        """To another instance, once, as long as the client has got nothing that the other one would say again. Else
+        raises `failure`."""
+        lease = job.lease
+        lease.failed(failure)
+        if job.is_begun or (job.plan.request.stream and lease.tokens) or not await lease.move():
+            raise failure
+        job.generations.close()
+        job.record.moved(lease.upstream.name)
+        _log.info("%s goes to %s: %s", job.answer_id, lease.upstream.name, failure.problem)
+        job.plan = await self._for_lease(job.plan, job.record, lease)
+        job.answers, job.generations = self._generations(job.plan, job.record, lease, job.answer_id)
+        job.course.follow(job.generations)
+        lease.run(job.generations)
 
     def _too_late(self) -> ApiError:
         return ApiError(
@@ -337,28 +448,15 @@ class GenerateRoute(Generic[_Request]):
 
     async def _stream(self, job: _Job[_Request], sink: Sink) -> None:
         await sink.start_stream(job.headers)
-        writer = job.writer
         try:
-            while news := await job.generations.next():
-                now = time.monotonic()
-                out = []
+            while True:
                 try:
-                    for number, deltas in news:
-                        answer = job.answers[number]
-                        if deltas is None:
-                            out.append(writer.finish(answer, self._reason(job, answer)))
-                            continue
-                        before = answer.completion_tokens
-                        for delta in deltas:
-                            answer.add(delta)
-                            out.append(writer.delta(answer, delta))
-                        if answer.completion_tokens > before:
-                            job.record.tokens(number, answer.completion_tokens - before, now)
-                finally:
-                    # Also what came before an end that is no proper one.
-                    if data := b"".join(out):
-                        await sink.write(data)
-            await sink.write(writer.end(usage(job.answers)))
+                    await self._relay(job, sink)
+                    break
+                except InstanceFailure as failure:
+                    await self._move(job, failure)
+                    await self._open(job)
+            await sink.write(job.writer.end(usage(job.answers)))
             if job.checks is not None:
                 # Too late for this client; the operator is told all the same.
                 await self._violations(job, [a for a in job.answers if a.finish_reason == "stop"])
@@ -379,7 +477,46 @@ class GenerateRoute(Generic[_Request]):
             await sink.write(sse.error_event(job.record.error))
         await sink.end()
 
+    async def _relay(self, job: _Job[_Request], sink: Sink) -> None:
+        """The events of all that comes from the engine."""
+        writer = job.writer
+        while news := await job.generations.next():
+            now = time.monotonic()
+            out = []
+            try:
+                for number, deltas in news:
+                    answer = job.answers[number]
+                    if deltas is None:
+                        job.is_begun = True
+                        out.append(writer.finish(answer, self._reason(job, answer)))
+                        continue
+                    before = answer.completion_tokens
+                    for delta in deltas:
+                        answer.add(delta)
+                        out.append(writer.delta(answer, delta))
+                    if answer.completion_tokens > before:
+                        job.record.tokens(number, answer.completion_tokens - before, now)
+            finally:
+                # Also what came before an end that is no proper one.
+                if data := b"".join(out):
+                    await sink.write(data)
+
     async def _whole(self, job: _Job[_Request], send: Send) -> None:
+        while True:
+            try:
+                ends = await self._collected(job)
+                break
+            except InstanceFailure as failure:
+                await self._move(job, failure)
+                await self._open(job)
+        reasons = [ends[number] for number in range(len(job.answers))]
+        headers = job.headers
+        finished = [answer for answer, reason in zip(job.answers, reasons, strict=True) if reason == "stop"]
+        headers = [*headers, *await self._violations(job, finished)]
+        await send_json(send, 200, job.writer.whole(job.answers, reasons, usage(job.answers)), headers)
+
+    async def _collected(self, job: _Job[_Request]) -> dict[int, str]:
+        """All that comes from the engine; the reasons of the ends by the numbers of the choices."""
         ends: dict[int, str] = {}
         while news := await job.generations.next():
             now = time.monotonic()
@@ -394,11 +531,7 @@ class GenerateRoute(Generic[_Request]):
                     answer.add(delta)
                 if answer.completion_tokens > before:
                     job.record.tokens(number, answer.completion_tokens - before, now)
-        reasons = [ends[number] for number in range(len(job.answers))]
-        headers = job.headers
-        finished = [answer for answer, reason in zip(job.answers, reasons, strict=True) if reason == "stop"]
-        headers = [*headers, *await self._violations(job, finished)]
-        await send_json(send, 200, job.writer.whole(job.answers, reasons, usage(job.answers)), headers)
+        return ends
 
     def _reason(self, job: _Job[_Request], answer: Answer) -> str:
         try:
@@ -433,8 +566,21 @@ class GenerateRoute(Generic[_Request]):
         return [(b"x-gateway-structured-output", told)] if told else []
 
 
+@contextlib.contextmanager
+def _counted(lease: Lease, record: Record) -> Iterator[list[Answer]]:
+    """While a request is at an instance; put its answers into the list in the end."""
+    answers: list[Answer] = []
+    try:
+        yield answers
+    finally:
+        counts = usage(answers)
+        lease.leave(counts["total_tokens"])
+        record.prompt_tokens, record.completion_tokens = counts["prompt_tokens"], counts["completion_tokens"]
+        record.parser_failures = sum(bool(answer.parser and answer.parser.has_failed) for answer in answers)
+
+
 def _checks(job: _Job[Any], answer: Answer) -> list[Check]:
-    if _may_be_cut(job.request):
+    if _may_be_cut(job.plan.request):
         return []
     if job.checks is not None:
         return job.checks(answer)

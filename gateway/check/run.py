@@ -17,6 +17,7 @@ from gateway.check.probes.ask import Probe, Tokens, find_end, find_tokens, plain
 from gateway.check.verdicts import Kind, Verdict, failed, refused
 from gateway.models import ServedModel
 from gateway.openai.fields import CHAT, COMPLETION, Fate, Field
+from gateway.routing.instances import NOT_YET
 from gateway.settings import Settings
 from gateway.triton.contract import Backend
 from service_base.errors import SettingsError
@@ -86,17 +87,18 @@ async def check_triton(
         repositories = ", ".join(map(str, settings.model_repository))
         raise SettingsError(f'--model-repository {repositories} holds no model with backend "vllm" to check.')
     async with InProcessClient(gateway) as client:
-        (instance,) = gateway.instances
+        (instance,) = gateway.table.instances.values()
         for name in gateway.models.broken:
             done(ModelReport(url, name, name, gateway.models.broken[name].removesuffix(".")))
         for model in gateway.models:
             report = ModelReport(url, model.names[0], model.triton_model)
-            # The control plane's first look at the server puts every model into one of the two.
-            while model.triton_model not in instance.models.keys() | instance.reasons.keys():  # noqa: ASYNC110
+            target = instance.targets[model.triton_model]
+            # Until the control plane has had its first look at the server.
+            while target.reason == NOT_YET:  # noqa: ASYNC110
                 await asyncio.sleep(_POLL_S)
-            contract = instance.models.get(model.triton_model)
+            contract = gateway.table.contract(model.triton_model)
             if contract is None:
-                report.not_ready = instance.reasons[model.triton_model]
+                report.not_ready = target.reason
             else:
                 report.backend = contract.backend
                 for api in _TABLES:

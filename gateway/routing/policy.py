@@ -1,17 +1,30 @@
-"""Which instance takes a request: a pure choice over the state table."""
+"""Which target takes a request: a pure choice over the state table.
 
-from collections.abc import Iterable
+Another policy (aware of prefixes or of KV caches) takes the place of `choose` with the same arguments.
+"""
 
-from gateway.routing.instances import Instance
+from collections.abc import Collection, Iterable
 
-
-def choose(instances: Iterable[Instance], model: str) -> Instance | None:
-    """The instance with the fewest requests in flight among those that have `model` ready."""
-    ready = [instance for instance in instances if model in instance.models]
-    return min(ready, key=lambda instance: instance.in_flight, default=None)
+from gateway.routing.health import State
+from gateway.routing.instances import Target
 
 
-def why_not_ready(instances: Iterable[Instance], model: str) -> str:
-    """In the words of the first instance that has a reason, without a full stop."""
-    reasons = (instance.reasons.get(model) for instance in instances)
-    return next((reason for reason in reasons if reason), "no Triton server answered yet")
+def choose(
+    targets: Iterable[Target], tokens: int, now: float, exclude: Collection[str] = (), *, is_retry: bool = False
+) -> Target | None:
+    """The target that would have the fewest outstanding tokens with the request's own `tokens`, its load divided by its
+    share where it is just coming back; among equals the one chosen longest ago. `exclude` are names of instances.
+
+    A half-open one comes first: its one request is how it comes back, and there is no other way. For a request that
+    failed once (`is_retry`) it comes last.
+    """
+    fit = [target for target in targets if target.takes and target.instance.name not in exclude]
+    return min(
+        fit,
+        key=lambda target: (
+            (target.health.state is State.HALF_OPEN) is is_retry,
+            (target.outstanding + tokens) / target.health.share(now),
+            target.turn,
+        ),
+        default=None,
+    )

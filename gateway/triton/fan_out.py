@@ -29,6 +29,11 @@ class FanOut:
         self._queue: asyncio.Queue[tuple[int, list[Delta] | Exception | None]] = asyncio.Queue(len(generations))
 
     @property
+    def waits(self) -> bool:
+        """Whether something is to come from the engine; else the client keeps it from coming."""
+        return any(generation.waits for generation in self._generations)
+
+    @property
     def connect_seconds(self) -> float:
         """The longest of them, once open; 0.0 where kept connections were used."""
         return max(generation.connect_seconds for generation in self._generations)

@@ -99,7 +99,13 @@ class Call:
         self._request = request
         self._connection: _Connection | None = None
         self._failure: Exception | None = None
+        self._is_over = False
         self.connect_seconds = 0.0
+
+    @property
+    def waits(self) -> bool:
+        """Whether something is to come from the instance; else what came has not been taken yet, or all has."""
+        return not self._is_over and (self._connection is None or self._connection.is_awaited)
 
     async def head(self) -> int:
         """Send the request and wait for the status of the answer.
@@ -179,6 +185,7 @@ class Call:
 
     def _finish(self, connection: "_Connection") -> None:
         self._connection = None
+        self._is_over = True
         if connection.parser.reusable and connection.is_open:
             self._connections.give_back(connection)
         else:
@@ -201,6 +208,10 @@ class _Connection(asyncio.Protocol):
     @property
     def is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def is_awaited(self) -> bool:
+        return self._waiter is not None
 
     def send(self, request: bytes) -> None:
         self.parser = ResponseParser()

@@ -1,45 +1,59 @@
 """One generation on one Triton instance: the bytes of `generate` with the meaning of `contract`.
 
-Turns what goes wrong on the way into the error that the client should see. Holds the instance's count
-of open requests while it is open.
+Turns what goes wrong on the way into the error that the client should see. What is the instance's own failure, and not
+an answer, is an `InstanceFailure`.
 """
 
 import logging
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
-from gateway.openai.errors import ApiError, internal_error, unavailable
-from gateway.routing.instances import Instance
-from gateway.triton.contract import Delta, UpstreamError, error_from, parse_response, refusal_text
-from gateway.triton.generate import BrokenConnection, ConnectError
+from gateway.openai.errors import ApiError, internal_error
+from gateway.triton.contract import Backend, Delta, UpstreamError, error_from, parse_response, refusal_text
+from gateway.triton.failure import InstanceFailure
+from gateway.triton.generate import BrokenConnection, ConnectError, Connections
 
 _log = logging.getLogger(__name__)
+
+
+class Counter(Protocol):
+    tokens: int
 
 
 class Generation:
     """`open()`, then `deltas()` until None, and `close()` always.
 
-    `model` is Triton's name; `outputs` are the JSON outputs that `body` asks for; `places` maps the contract's
-    names to the client's (`contract.error_from`); `headers` are further lines of the request's head.
+    `instance` is the instance's name for the log; `model` is Triton's name; `outputs` are the JSON outputs that `body`
+    asks for; `places` maps the contract's names to the client's (`contract.error_from`); `counter` gets the tokens that
+    come; `headers` are further lines of the request's head.
     """
 
     def __init__(
         self,
-        instance: Instance,
+        instance: str,
+        connections: Connections,
         model: str,
+        backend: Backend,
         body: bytes,
         outputs: Sequence[str],
         places: Mapping[str, str],
+        counter: Counter,
         headers: bytes = b"",
     ) -> None:
         self._instance = instance
         self._model = model
-        self._backend = instance.models[model].backend
+        self._backend = backend
         self._outputs = outputs
         self._places = places
-        self._call = instance.connections.call(f"/v2/models/{model}/generate_stream", body, headers)
+        self._counter = counter
+        self._call = connections.call(f"/v2/models/{model}/generate_stream", body, headers)
         self._failure: ApiError | None = None
         self._first: list[Delta] | None = None
-        instance.in_flight += 1
+
+    @property
+    def waits(self) -> bool:
+        """Whether something is to come from the engine; else what came has not been taken yet, or all has."""
+        return self._call.waits
 
     @property
     def connect_seconds(self) -> float:
@@ -51,10 +65,11 @@ class Generation:
             status = await self._call.head()
             refusal = await self._call.error_body() if status != 200 else b""
         except ConnectError:
-            self._instance.take_out("the Triton server cannot be reached")
-            raise unavailable("The inference server cannot be reached.") from None
+            problem = "the Triton server cannot be reached"
+            raise InstanceFailure("The inference server cannot be reached.", problem, unreachable=True) from None
         except BrokenConnection:
-            raise unavailable("The inference server closed the connection before it answered.") from None
+            message = "The inference server closed the connection before it answered."
+            raise InstanceFailure(message, "it closes connections before it answers") from None
         if status != 200:
             raise self._refusal(status, refusal)
         self._first = await self.deltas()
@@ -73,13 +88,16 @@ class Generation:
         try:
             payloads = await self._call.next()
         except BrokenConnection:
-            raise unavailable("The inference server died in the middle of the answer.") from None
+            message = "The inference server died in the middle of the answer."
+            raise InstanceFailure(message, "it closes connections in the middle of answers") from None
         if payloads is None:
             return None
         deltas: list[Delta] = []
         for payload in payloads:
             try:
-                deltas.append(parse_response(payload, self._outputs))
+                delta = parse_response(payload, self._outputs)
+                self._counter.tokens += delta.new_tokens
+                deltas.append(delta)
             except UpstreamError as error:
                 self._failure = self._understood("failed a request", str(error))
                 break
@@ -97,18 +115,17 @@ class Generation:
     def close(self) -> None:
         """Let go of the instance; a generation that is not at its end is cancelled."""
         self._call.cancel(RuntimeError("the generation was closed"))
-        self._instance.in_flight -= 1
 
     def _refusal(self, status: int, body: bytes) -> ApiError:
         text = refusal_text(body)
         if status in (404, 503):
-            _log.warning("%s answered %d for model %s: %s", self._instance.name, status, self._model, text)
-            return unavailable("The model is not ready.")
+            _log.warning("%s answered %d for model %s: %s", self._instance, status, self._model, text)
+            return InstanceFailure("The model is not ready.", f"Triton answers {status}")
         return self._understood(f"answered {status}", text)
 
     def _understood(self, what: str, text: str) -> ApiError:
         error = error_from(text, self._backend, self._places)
         # A client's mistake is its own business; the operator is told of the rest.
         level = logging.INFO if error.status < 500 else logging.WARNING
-        _log.log(level, "%s %s for model %s: %s", self._instance.name, what, self._model, text)
-        return error
+        _log.log(level, "%s %s for model %s: %s", self._instance, what, self._model, text)
+        return InstanceFailure(error.message, "the engine is not available") if error.status == 503 else error

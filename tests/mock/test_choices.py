@@ -299,7 +299,7 @@ def test_the_deadline_frees_every_choice(engine: MockEngine, repository: Path) -
 
 
 def test_choices_count_as_open_requests(engine: MockEngine, repository: Path) -> None:
-    with gateway_with(engine, repository, "--max-in-flight", "4") as (gateway, client):
+    with gateway_with(engine, repository, "--max-in-flight", "4", "--max-waiting", "0") as (gateway, client):
         engine.add_fault(stall_after=1)
         waiting = threading.Thread(target=lambda: ask(client, n=2))
         waiting.start()

@@ -136,8 +136,9 @@ def test_a_deadline_is_504_and_cancels(engine: MockEngine, repository: Path) -> 
 
 
 def test_one_request_too_many_is_429(engine: MockEngine, repository: Path) -> None:
-    flags = ("--triton", engine.url, "--model-repository", str(repository), "--max-in-flight", "2")
-    with running_gateway(*flags) as gateway, httpx.Client(base_url=gateway.wait_until_ready().url) as client:
+    flags = ("--triton", engine.url, "--model-repository", str(repository))
+    limits = ("--max-in-flight", "2", "--max-waiting", "0")
+    with running_gateway(*flags, *limits) as gateway, httpx.Client(base_url=gateway.wait_until_ready().url) as client:
         engine.add_fault(stall_after=1)
         waiting = [threading.Thread(target=lambda: ask(client)) for _ in range(2)]
         for thread in waiting:

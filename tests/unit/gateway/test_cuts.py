@@ -18,11 +18,13 @@ from hypothesis import strategies as st
 from gateway.api.chat import Chat
 from gateway.api.completions import Completions
 from gateway.api.generate import GenerateRoute
-from gateway.api.in_flight import InFlight
+from gateway.api.http import Scope
 from gateway.checker import Checker
+from gateway.desk.desk import Desk
+from gateway.desk.local import local_front
 from gateway.models import ServedModel, ServedModels
+from gateway.observe.record import begin
 from gateway.output.parsers import OutputFormat
-from gateway.routing.instances import Instance
 from gateway.settings import Settings
 from gateway.translate.prompt import ChatTemplate
 from gateway.triton.contract import Backend, ModelContract
@@ -128,9 +130,14 @@ def cut(raw: bytes, cuts: Iterable[int]) -> list[bytes]:
 
 async def answer(route: str, upstreams: list[list[bytes]], *, stream: bool) -> tuple[int, bytes]:
     """Status and body, with the answer's identity taken out. `upstreams` are the pieces of each choice's upstream."""
-    instance = Instance("i", ScriptedConnections(upstreams), {"m": ModelContract(Backend.OURS, frozenset())})
+    desk = Desk(max_in_flight=10, max_waiting=0, stall_timeout=60)
+    desk.set_models({"m"})
+    desk.set_urls(["http://scripted:1"])
+    (instance,) = desk.table.instances.values()
+    desk.probed(instance, {"m": ModelContract(Backend.OURS, frozenset())}, {})
+    front = local_front(desk, 10, lambda _: ScriptedConnections(upstreams))
     dialect, fields = ROUTES[route]
-    endpoint = GenerateRoute(dialect(), SETTINGS, ServedModels([MODEL]), [instance], Checker(), InFlight(10))
+    endpoint = GenerateRoute(dialect(), SETTINGS, ServedModels([MODEL]), front, Checker())
     request = {"model": "m", "stream": stream, "n": len(upstreams), **fields}
     if stream:
         request["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
@@ -143,7 +150,9 @@ async def answer(route: str, upstreams: list[list[bytes]], *, stream: bool) -> t
     async def send(message: Any) -> None:
         sent.append(message)
 
-    await endpoint({"type": "http", "headers": []}, receive, send)
+    scope: Scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
+    _, noted = begin(scope, send)
+    await endpoint(scope, receive, noted)
     body = b"".join(message.get("body", b"") for message in sent)
     assert instance.in_flight == 0
     return sent[0]["status"], re.sub(rb'"id":"[^"]*","object":"([^"]*)","created":\d+', rb'"object":"\1"', body)
