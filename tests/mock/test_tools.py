@@ -14,7 +14,7 @@ from bench.mock_engine.running import MockEngine
 from bench.mock_engine.tokens import piece as piece_of
 from gateway.openai.fields import CHAT
 from tests.data.tools import FUNCTIONS
-from tests.support.chat import SCHEMA, ask, events
+from tests.support.chat import SCHEMA, ask, complete, events
 from tests.support.families import FAMILIES, written
 from tests.support.tools import THOUGHTS, WHOLE, Reply, Talk, check_stream, tokens_of
 from tests.support.waiting import wait_for
@@ -493,6 +493,68 @@ def test_a_bound_call_behind_the_thinking(choice: Any, thinker: Talk) -> None:
     over = thought("qwen3", None, "<think>\n\n</think>\n\n", thinker, **fields)
     assert (over.reasoning, calls(over)[0][0]) == ("", "get_weather")
     assert all(request["inputs"]["reasoning_ended"] is True for request in thinker.arrived())
+
+
+FORMAT: dict[str, Any] = {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": CITY}}}
+
+
+def test_in_gpt_oss_the_final_channel_is_bound(talk: Talk) -> None:
+    """vLLM's reasoning parser for it knows no end of the thinking, so thinking and answer are one grammar."""
+    text = (
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final <|constrain|>json<|message|>"
+        '{"city": "x"}'
+    )
+    reply = thought("gpt_oss", text, "<|start|>assistant", talk, **FORMAT)
+    assert (reply.reasoning, reply.content) == ("Hm.", '{"city": "x"}')
+    assert reply.headers.get("x-gateway-structured-output") != "violation"
+    named = {"tools": [WEATHER], "tool_choice": NAMED}
+    called = thought("gpt_oss", text, "<|start|>assistant", talk, **named)
+    assert (called.reasoning, calls(called)) == ("Hm.", [("get_weather", {"city": "x"})])
+    for request in talk.arrived():
+        assert request["inputs"]["reasoning_ended"] is True
+        assert "final" in constraint(request)["grammar"]
+    # A prompt that goes on with the final message leaves the constraint as it is.
+    goes_on = thought("gpt_oss", '{"city": "x"}', "<|start|>assistant<|channel|>final<|message|>", talk, **FORMAT)
+    assert goes_on.content == '{"city": "x"}'
+    assert all(constraint(request) == {"json": CITY} for request in talk.arrived())
+
+
+@pytest.mark.parametrize(
+    ("model", "opening", "fields", "param"),
+    [
+        ("qwen3", "", {"guided_grammar": "start: /a/"}, "guided_grammar"),
+        ("gpt_oss", "<|start|>assistant", {"guided_grammar": "start: /a/"}, "guided_grammar"),
+        ("gpt_oss", "<|start|>assistant<|channel|>analysis<|message|>", FORMAT, "response_format.json_schema.schema"),
+    ],
+)
+def test_what_cannot_be_one_grammar_with_the_thinking_is_refused(
+    model: str, opening: str, fields: dict[str, Any], param: str, talk: Talk
+) -> None:
+    extra = {name: value for name, value in fields.items() if name == "guided_grammar"}
+    own = {name: value for name, value in fields.items() if name not in extra}
+    with pytest.raises(openai.BadRequestError) as refused:
+        talk.whole(model, extra_body=extra | {"chat_template_kwargs": {"opening": opening}}, **own)
+    assert (refused.value.param, refused.value.code) == (param, "unsupported_parameter")
+    assert "switch the thinking off" in refused.value.message
+    assert talk.arrived() == []
+
+
+def test_without_thinking_a_constraint_holds_from_the_first_token(thinker: Talk) -> None:
+    """The engine has a reasoning parser and would wait for an end that never comes, unless it is told."""
+    with httpx.Client(base_url=thinker.gateway.url, timeout=60) as client:
+        thinker.engine.clear_faults()
+        text = complete(client, model="qwen3", max_tokens=200, **FORMAT).json()["choices"][0]["text"]
+    assert json.loads(text).keys() == {"city"}
+    (request,) = thinker.arrived()
+    assert request["inputs"]["reasoning_ended"] is True
+
+
+def test_a_model_that_is_not_known_to_think_is_bound_from_the_first_token(talk: Talk) -> None:
+    talk.whole("hermes", **FORMAT)
+    talk.whole("hermes", tools=[WEATHER], tool_choice=NAMED)
+    talk.whole("hermes", "Hi")
+    told = [request["inputs"].get("reasoning_ended") for request in talk.arrived()]
+    assert told == [True, True, None]
 
 
 # Together with other fields

@@ -4,6 +4,7 @@ engine's own xgrammar. With marks that are tokens: test_backend_reasoning.py."""
 import json
 import os
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from devtools import environments, models
 from devtools.stack import Stack
 from gateway.output.reasoning import MARKS, ReasoningMarks
-from gateway.translate.after_reasoning import after_reasoning
+from gateway.translate.after_reasoning import after_analysis, after_reasoning
 from gateway.translate.schema_check import check, violation
 from gateway.translate.structured import Constraint
 from tests.support.backend import Backend, sampling, text_of
@@ -103,16 +104,47 @@ _TEXTS = {
 }
 
 
-def test_in_xgrammar(engine_platform: None) -> None:
+def allowed(tags: list[str], texts: Iterable[str]) -> dict[str, tuple[bool, ...]]:
+    """Whether each tag allows each text, by the library."""
     command: list[str | Path] = [environments.engine().python, "-I", "-c", _ASK]
-    tags = [composed(JSON, THINK, opened, "xgrammar").value for opened in (True, False)]
     said = subprocess.run(
         command,
         env=os.environ | {"HF_HUB_OFFLINE": "1"},
-        input=json.dumps({"tags": tags, "texts": list(_TEXTS)}),
+        input=json.dumps({"tags": tags, "texts": list(texts)}),
         capture_output=True,
         text=True,
     )
     assert said.returncode == 0, said.stderr
-    allowed = json.loads(said.stdout.splitlines()[-1])
-    assert {text: tuple(both) for text, both in zip(_TEXTS, allowed, strict=True)} == _TEXTS
+    return {text: tuple(each) for text, each in zip(texts, json.loads(said.stdout.splitlines()[-1]), strict=True)}
+
+
+def test_in_xgrammar(engine_platform: None) -> None:
+    tags = [composed(JSON, THINK, opened, "xgrammar").value for opened in (True, False)]
+    assert allowed(tags, _TEXTS) == _TEXTS
+
+
+_ANALYSIS, _FINAL = "<|channel|>analysis<|message|>{}<|end|><|start|>assistant", "<|channel|>final<|message|>"
+_IN_CHANNELS = {
+    # Whether it is allowed as JSON, and as a choice.
+    f"{_FINAL}{ANSWER}": (True, False),
+    f"<|channel|>final <|constrain|>json<|message|>{ANSWER}": (True, False),
+    f"{_ANALYSIS.format('So 🌍, or?')}{_FINAL}{ANSWER}": (True, False),
+    f"{_ANALYSIS.format('')}{_FINAL}{ANSWER}": (True, False),
+    f"{_FINAL}red": (False, True),
+    f"{_ANALYSIS.format('Hm.')}{_FINAL}gr/een": (False, True),
+    ANSWER: (False, False),
+    f"{_ANALYSIS.format('So.')}{ANSWER}": (False, False),
+    f"{_FINAL}blue": (False, False),
+    "<|channel|>analysis<|message|>So.<|end|>": (False, False),
+}
+
+
+def test_harmony_in_xgrammar(engine_platform: None) -> None:
+    tags = []
+    for constraint in (JSON, Constraint("choice", ["red", "gr/een"], "guided_choice")):
+        found = after_analysis(check(constraint, "xgrammar"), "<|start|>assistant", "xgrammar", None)
+        assert found is not None
+        # What the gateway lets through for this backend.
+        check(found, "xgrammar")
+        tags.append(found.value)
+    assert allowed(tags, _IN_CHANNELS) == _IN_CHANNELS
