@@ -317,6 +317,7 @@ class Copier:
                 if body.size != end - begin:
                     raise S3Error(Kind.REPLACED, "replaced", f"{body.size} bytes came in place of {end - begin}")
                 if copy.whole:
+                    copy.pin = Pin(copy.pin.etag, body.version)
                     copy.expected = body.checksum
                     copy.algorithm = body.checksum.algorithm if body.checksum else DEFAULT
                 while offset < end:

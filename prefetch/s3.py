@@ -74,12 +74,14 @@ class S3Config:
 
 
 class Body:
-    """The bytes of one answer, read in pieces: `size` of them. `checksum` is that of the whole object."""
+    """The bytes of one answer, read in pieces: `size` of them. `checksum` is that of the whole object, `version` its
+    version id in a versioned bucket."""
 
     def __init__(self, response: dict[str, Any]) -> None:
         self._stream = response["Body"]
         self.size: int = response["ContentLength"]
         self.checksum = expected(response)
+        self.version = _version(response)
 
     def read_into(self, buffer: memoryview) -> int:
         """Fills the buffer; how many bytes were read, fewer than it takes only at the end. Raises S3Error."""
@@ -207,13 +209,14 @@ class S3:
 
 
 def _head(response: dict[str, Any]) -> Head:
-    version = response.get("VersionId")
-    return Head(
-        response["ContentLength"],
-        # Objects from before versioning was switched on have the version "null", which is overwritten.
-        Pin(response["ETag"], None if version in (None, "null") else version),
-        expected(response),
-    )
+    return Head(response["ContentLength"], Pin(response["ETag"], _version(response)), expected(response))
+
+
+def _version(response: dict[str, Any]) -> str | None:
+    """The id with which these bytes can be asked for, whatever takes their place. Objects from before versioning was
+    switched on have the version "null", which is overwritten."""
+    version: str | None = response.get("VersionId")
+    return None if version == "null" else version
 
 
 _EXPIRED = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired")

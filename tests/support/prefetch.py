@@ -28,24 +28,25 @@ PART_BYTES = 64 * 1024
 class Bucket:
     """The objects below one prefix."""
 
-    def __init__(self, server: S3Server, prefix: str) -> None:
+    def __init__(self, server: S3Server, prefix: str, name: str = BUCKET) -> None:
         self.server = server
         self.prefix = prefix
+        self.name = name
         self.client = server.client()
 
     @property
     def source(self) -> str:
-        return f"s3://{BUCKET}/{self.prefix}"
+        return f"s3://{self.name}/{self.prefix}"
 
     def key(self, path: str) -> str:
         return self.prefix + path
 
     def put(self, path: str, body: bytes, **more: Any) -> None:
-        self.client.put_object(Bucket=BUCKET, Key=self.key(path), Body=body, **more)
+        self.client.put_object(Bucket=self.name, Key=self.key(path), Body=body, **more)
 
     def put_in_parts(self, path: str, body: bytes, algorithm: str = "CRC64NVME", part: int = 5 * 1024 * 1024) -> None:
         """A multipart upload: its ETag is no digest, its checksum that of the full object."""
-        where = {"Bucket": BUCKET, "Key": self.key(path)}
+        where = {"Bucket": self.name, "Key": self.key(path)}
         upload = self.client.create_multipart_upload(**where, ChecksumAlgorithm=algorithm, ChecksumType="FULL_OBJECT")[
             "UploadId"
         ]
@@ -64,7 +65,7 @@ class Bucket:
             self.put(path, body)
 
     def delete(self, path: str) -> None:
-        self.client.delete_object(Bucket=BUCKET, Key=self.key(path))
+        self.client.delete_object(Bucket=self.name, Key=self.key(path))
 
 
 def config(folder: Path, endpoint: str, **changes: Any) -> EngineConfig:
