@@ -30,7 +30,7 @@ from gateway.checker_lane import CannotStart
 from gateway.desk.link import RemoteDesk
 from gateway.desk.local import LocalDesk
 from gateway.models import BROKEN, ServedModel, named, not_ready
-from gateway.observe import loop, multiprocess, request_log
+from gateway.observe import instances, loop, multiprocess, request_log
 from gateway.observe.metrics import REGISTRY
 from gateway.observe.record import ServiceLevel, begin, record_of
 from gateway.observe.tracing import Tracing
@@ -223,7 +223,9 @@ class Gateway:
             "/metrics", summary="Prometheus metrics of the gateway", response_class=Response, responses=document.METRICS
         )
         async def metrics() -> Response:
-            return Response(multiprocess.page(REGISTRY), media_type=CONTENT_TYPE_LATEST)
+            own = await asyncio.to_thread(multiprocess.page, REGISTRY)
+            desks = instances.page(await self._front.instances(), await self._front.waiting())
+            return Response(own + desks, media_type=CONTENT_TYPE_LATEST)
 
         app.include_router(admin.routes(self._front))
         for path in _LATER:

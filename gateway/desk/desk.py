@@ -290,6 +290,7 @@ class Desk:
         """One of the calls that an operator may make, by its name, with JSON values."""
         calls: dict[str, Callable[..., Any]] = {
             "instances": self.instances,
+            "waiting": self.waiting,
             "drain": lambda instance: self.drain(instance, is_drained=True),
             "undrain": lambda instance: self.drain(instance, is_drained=False),
             "weights_of": self.weights_of,
@@ -339,6 +340,10 @@ class Desk:
     def instances(self) -> list[dict[str, Any]]:
         """For the operator: how each instance is, and how busy. Ages are in seconds."""
         return [self._shown(name) for name in self.table.instances]
+
+    def waiting(self) -> dict[str, int]:
+        """How many requests wait for room, by Triton's name of a model."""
+        return {model: loads.queue.waiting for model, loads in self._models.items()}
 
     def set_weights(self, name: str, weights: Mapping[str, int]) -> dict[str, Any]:
         """Share out the requests for a served name anew, all at once. Raises a 404, a 400."""

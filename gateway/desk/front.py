@@ -257,6 +257,11 @@ class Front:
         found: list[dict[str, Any]] = await self.channel.call("instances")
         return found
 
+    async def waiting(self) -> dict[str, int]:
+        """How many requests wait for room, by Triton's name of a model."""
+        found: dict[str, int] = await self.channel.call("waiting")
+        return found
+
     # For leases and entries
 
     def place(self, instance: str, model: str) -> tuple[Upstream, ModelContract]:

@@ -9,13 +9,15 @@ from devtools import fields_page
 from devtools.paths import ROOT
 from gateway.access import command
 from gateway.access.keys import Entry, Key
+from gateway.app import Gateway
 from gateway.observe import request_log
+from gateway.observe.instances import GAUGES
 from gateway.observe.metrics import REGISTRY
 from gateway.observe.record import Record, ServiceLevel
 from gateway.observe.trace_context import TraceContext
 from gateway.openai import fields
 from gateway.openai.errors import unavailable
-from gateway.settings import ModelSettings, Settings
+from gateway.settings import ModelSettings, Settings, load
 
 PAGE = (ROOT / "docs" / "gateway.md").read_text(encoding="utf-8")
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
@@ -43,11 +45,24 @@ def test_every_setting_is_documented_with_its_default() -> None:
 
 
 def test_every_metric_is_documented_in_its_own_words() -> None:
-    for metric in REGISTRY.collect():
-        name = f"{metric.name}_total" if metric.type == "counter" else metric.name
-        assert f"| `{name}` | " in section("Metrics"), f"docs/operations.md has no row for {name}"
-        (row,) = (line for line in section("Metrics").splitlines() if line.startswith(f"| `{name}` | "))
-        assert row.endswith(f" | {metric.documentation} |")
+    documented = {
+        f"{metric.name}_total" if metric.type == "counter" else metric.name: metric.documentation
+        for metric in REGISTRY.collect()
+    } | {name: text for name, (text, _) in GAUGES.items()}
+    for name, text in documented.items():
+        rows = [line for line in section("Metrics").splitlines() if line.startswith(f"| `{name}` | ")]
+        assert len(rows) == 1, f"docs/operations.md has no row for {name}"
+        assert rows[0].endswith(f" | {text} |")
+    assert cells("Metrics") == set(documented)
+
+
+def test_every_admin_call_is_documented() -> None:
+    settings = load(["--models", '[{"triton_model": "m"}]'])
+    document = Gateway(settings)._rest.openapi()
+    for path, methods in document["paths"].items():
+        if path.startswith("/admin/"):
+            for method in methods:
+                assert f"`{method.upper()} {path.replace(':path', '')}`" in OPERATIONS
 
 
 @pytest.fixture
