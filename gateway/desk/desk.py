@@ -101,8 +101,10 @@ class Desk:
 
     def join(self, owner: Owner) -> None:
         """`owner.changed` is called now and whenever the state changes."""
+        self._publish()
         self._owners.append(owner)
-        owner.changed(self.state())
+        self._published = self.state()
+        owner.changed(self._published)
 
     def gone(self, owner: Owner) -> None:
         """A worker is no more; nor are its requests."""

@@ -79,6 +79,8 @@ class Table:
         self.models: set[str] = set()
 
     def targets(self, model: str) -> Iterator[Target]:
+        if model not in self.models:
+            return
         for instance in self.instances.values():
             if target := instance.targets.get(model):
                 yield target
@@ -107,7 +109,10 @@ class Table:
         return added
 
     def sweep(self) -> list[str]:
-        """Forget removed instances whose requests have ended; returns their names."""
+        """Forget instances and models that are gone and whose requests have ended; returns the instances' names."""
+        for instance in self.instances.values():
+            for model in [m for m, target in instance.targets.items() if m not in self.models and not target.in_flight]:
+                del instance.targets[model]
         gone = [name for name, one in self.instances.items() if one.removed and not one.in_flight]
         for name in gone:
             del self.instances[name]
@@ -119,8 +124,7 @@ class Table:
         for instance in self.instances.values():
             for model in self.models - instance.targets.keys():
                 instance.targets[model] = Target(instance, model)
-            for model in [m for m, target in instance.targets.items() if m not in models and not target.in_flight]:
-                del instance.targets[model]
+        self.sweep()
 
     def _instance(self, name: str, url: str) -> Instance:
         instance = Instance(name, url)
