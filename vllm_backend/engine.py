@@ -5,6 +5,7 @@ Every exception that leaves it is one of `contract`'s, so a client never sees vL
 
 import asyncio
 import dataclasses
+import re
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -24,7 +25,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
-from vllm_backend import contract, reasoning
+from vllm_backend import contract, processors, reasoning
 from vllm_backend.contract import Internal, InvalidArgument, RequestError, StartError, Unavailable
 from vllm_backend.request import GenerateRequest, Truncation
 from vllm_backend.sampling import constraint_kind, place_of
@@ -33,6 +34,9 @@ ENGINE_STOPPED = "the engine has stopped; unload the model and load it again."
 
 _NESTED = {"structured_outputs": StructuredOutputsParams, "repetition_detection": RepetitionDetectionParams}
 """The sampling parameters that are an object of vLLM's own."""
+
+_ARGUMENT = re.compile(r"extra_args(\.[\w-]+)+")
+"""Begins the refusal of a processor that says where the wrong argument is."""
 
 _FIRST_TOKEN_TIMEOUT = 120.0
 """Seconds for the very first token. vLLM has compiled and warmed up its kernels by then."""
@@ -114,9 +118,13 @@ class Generation:
 class Engine:
     """One vLLM engine. All its coroutines run on the event loop on which it was started."""
 
-    def __init__(self, llm: AsyncLLM, tasks: tuple[str, ...], finds_reasoning_end: bool) -> None:
+    def __init__(
+        self, llm: AsyncLLM, tasks: tuple[str, ...], finds_reasoning_end: bool, processed: frozenset[str]
+    ) -> None:
+        """`processed`: the names in `extra_args` that the engine's logits processors read."""
         self._llm = llm
         self._tasks = tasks
+        self._processed = processed
         self._finds_reasoning_end = finds_reasoning_end
         self._context_length: int = llm.model_config.max_model_len
         # One thread, as in vLLM's own front end: a tokenizer must not be used by two at a time.
@@ -131,6 +139,7 @@ class Engine:
         try:
             config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
             finds_reasoning_end = reasoning.finds_end(config)
+            processed = processors.configure(config)
             llm = AsyncLLM.from_vllm_config(
                 config, enable_log_requests=args.enable_log_requests, disable_log_stats=args.disable_log_stats
             )
@@ -141,7 +150,7 @@ class Engine:
                 f"vLLM's engine for {args.model} did not start: {_one_line(error)} (the cause is in the log above)"
             ) from error
         try:
-            engine = cls(llm, await llm.get_supported_tasks(), finds_reasoning_end)
+            engine = cls(llm, await llm.get_supported_tasks(), finds_reasoning_end, processed)
             await asyncio.wait_for(engine._generate_one_token(), _FIRST_TOKEN_TIMEOUT)
         except TimeoutError:
             llm.shutdown()
@@ -261,6 +270,15 @@ class Engine:
                 f"must be 0 or absent, since the engine schedules by {config.scheduler_config.policy}: "
                 "set scheduling_policy to priority in model.json.",
             )
+        if processors.CONSTRAINTS in request.sampling.get("extra_args", ()) and (
+            processors.CONSTRAINTS not in self._processed
+        ):
+            # vLLM ignores what no processor reads.
+            raise InvalidArgument(
+                place_of(f"extra_args.{processors.CONSTRAINTS}"),
+                "the engine has no logits processor for it: name one in model.json, "
+                '"logits_processors": ["logits_processors:ConstraintProcessor"].',
+            )
         if "prompt_logprobs" in request.sampling and config.cache_config.kv_sharing_fast_prefill:
             raise InvalidArgument(
                 place_of("prompt_logprobs"),
@@ -363,6 +381,10 @@ def _refusal(error: Exception, request: GenerateRequest) -> InvalidArgument:
     """The place of a refusal by vLLM: the parameter that it reports, or the one that its text begins with. A refusal
     of a grammar names none."""
     text = _one_line(error)
+    if argument := _ARGUMENT.match(text):
+        # A logits processor's.
+        sentence = text[argument.end() :]
+        return InvalidArgument(place_of(argument[0]), sentence[2:] if sentence.startswith(": ") else text)
     place = getattr(error, "parameter", None)
     if place not in request.sampling:
         named = [key for key in request.sampling if key in text.split(" ", 4)[:4]]
