@@ -1,7 +1,7 @@
 """The instances as the desk sees them, for the page of metrics. Pure: the desk's rows in, text out.
 
-They are gauges of one moment, asked for when the page is: any worker gives the same. What nobody has asked of an instance
-yet has no time since its last token.
+They are gauges of one moment, asked for when the page is: any worker gives the same. Where nobody has asked anything of
+an instance yet, there is no time since its last token.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
