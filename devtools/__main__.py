@@ -63,7 +63,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
     test = commands.add_parser(
         "test",
         help="set up and run the tests; other arguments go to pytest",
-        usage="./dev test [-h] [--containers | --long] [PYTEST ARGUMENT ...]",
+        usage="./dev test [-h] [--containers | --long | --soak] [PYTEST ARGUMENT ...]",
         description="Sets up and runs the tests. Every other argument goes to pytest.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=_TEST_EXAMPLE,

@@ -12,7 +12,11 @@ from devtools.progress import note
 from devtools.pythons import engine_python
 
 # Tiers beside the default one: an option of ./dev test, a marker and what its tests are.
-TIERS = {"containers": "need a container engine", "long": "take minutes each"}
+TIERS = {
+    "containers": "need a container engine",
+    "long": "take minutes each",
+    "soak": "let everything happen at once for ten minutes (SOAK_SECONDS=60: for one)",
+}
 _NO_TESTS = 5  # pytest's exit code when it selected nothing.
 
 
