@@ -29,9 +29,11 @@ class MockEngineError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class MockEngine:
-    """A running mock engine. A call blocks for about a millisecond, which an async test can bear."""
+    """A running mock engine, the process `pid`. A call blocks for about a millisecond, which an async test can
+    bear."""
 
     url: str
+    pid: int
 
     def add_fault(self, **fault: Any) -> None:
         """Adds a fault, see `faults.Fault` for the fields."""
@@ -104,7 +106,7 @@ def running_mock_engine(**options: Any) -> Iterator[MockEngine]:
         line = process.stdout.readline()
         if " at " not in line:
             raise MockEngineError(f"the mock engine ended with exit code {process.wait()}; its error is above.")
-        yield MockEngine(line.split(" at ")[1].strip())
+        yield MockEngine(line.split(" at ")[1].strip(), process.pid)
     finally:
         process.terminate()
         try:
