@@ -20,6 +20,7 @@ from starlette.exceptions import HTTPException
 
 from gateway.access.authentication import Access
 from gateway.api import admin, document
+from gateway.api.admin_models import model_routes
 from gateway.api.chat import Chat
 from gateway.api.completions import Completions
 from gateway.api.generate import GenerateRoute
@@ -80,7 +81,7 @@ class Gateway:
             _TOKENIZE: tokenization.tokenize,
             _DETOKENIZE: tokenization.detokenize,
         }
-        self._rest = self._fastapi()
+        self._rest = self._fastapi(settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -147,7 +148,7 @@ class Gateway:
         """The first of a name's versions that can answer."""
         return next((model for model in self.models.versions(name) if self.table.is_ready(model.triton_model)), None)
 
-    def _fastapi(self) -> FastAPI:
+    def _fastapi(self, settings: Settings) -> FastAPI:
         app = FastAPI(
             title="Gateway",
             description="OpenAI-compatible API in front of Triton Inference Server and vLLM. Every known field reaches "
@@ -196,7 +197,7 @@ class Gateway:
             ready = {name: model for name in self.models.names if (model := self._ready_version(name)) is not None}
             return {"object": "list", "data": [entry(n, m) for n, m in ready.items() if key.may_use(m.names)]}
 
-        @app.get("/v1/models/{name:path}", summary="One served model", responses=document.UNKNOWN_MODEL)
+        @app.get("/v1/models/{name:path}", summary="One served model", responses=document.ONE_MODEL)
         async def model(name: str, request: Request) -> dict[str, Any]:
             found = named(self.models, name, record_of(request.scope).key)
             ready = self._ready_version(name)
@@ -227,6 +228,12 @@ class Gateway:
             desks = instances.page(await self._front.instances(), await self._front.waiting())
             return Response(own + desks, media_type=CONTENT_TYPE_LATEST)
 
+        app.include_router(
+            model_routes(
+                lambda: {instance.name: instance.url for instance in self.table.instances.values()},
+                settings.load_timeout,
+            )
+        )
         app.include_router(admin.routes(self._front))
         for path in _LATER:
 

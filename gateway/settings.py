@@ -39,7 +39,8 @@ GrammarBackend = Literal["guidance", "xgrammar", "outlines", "lm-format-enforcer
 _TRITON_NAME = re.compile(r"(?!\.{1,2}$)[\w.~!$&'()*+,;=:@-]+", re.ASCII)
 
 
-def _is_triton_name(name: str) -> str:
+def check_triton_name(name: str) -> str:
+    """Raises `ValueError` with a sentence's end."""
     if not _TRITON_NAME.fullmatch(name):
         raise ValueError(f"{shown(name)} cannot be a model's name in a URL; use letters, digits, '-', '_' and '.'")
     return name
@@ -66,7 +67,7 @@ class ModelSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    triton_model: Annotated[str, AfterValidator(_is_triton_name)] = Field(description="the model's name in Triton")
+    triton_model: Annotated[str, AfterValidator(check_triton_name)] = Field(description="the model's name in Triton")
     names: list[Annotated[str, AfterValidator(_is_served_name)]] = Field(
         default=[], description="names that clients may ask for; Triton's unless set"
     )
@@ -148,6 +149,9 @@ class Settings(ServiceSettings):
         None, description="base URL of an OpenTelemetry collector (OTLP over HTTP) that gets the spans of requests"
     )
     request_timeout: Seconds = Field(600, description="seconds a request may take in all; then it is 504")
+    load_timeout: Seconds = Field(
+        1800, description="seconds that POST /admin/models/MODEL/load waits for a Triton; then it is 504"
+    )
     connect_timeout: Seconds = Field(5, description="seconds to connect to a Triton server")
     stall_timeout: Seconds = Field(
         60, description="seconds without any token, with requests in flight, after which an instance is given up"

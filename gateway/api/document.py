@@ -79,6 +79,15 @@ GENERATE: Responses = {
     **_OF_EVERY_BODY,
     503: _error("No engine can answer now", headers=_RETRY_AFTER),
 }
+ONE_MODEL: Responses = {**UNKNOWN_MODEL, 503: _error("The model is not ready now", headers=_RETRY_AFTER)}
+MODEL_CONTROL: Responses = {
+    400: _error("No name of a model"),
+    404: _error("Triton finds no such model, or there is no such instance"),
+    409: _error("Triton does not let models be loaded or unloaded"),
+    502: _error("Triton cannot load the model"),
+    503: _error("Triton cannot be asked"),
+    504: _error("Triton does not answer in time"),
+}
 TOKENIZATION: Responses = {200: {"description": "The answer", "headers": _WARNING}, **_OF_EVERY_BODY}
 READY: Responses = {503: {"description": "No model can be served", "content": {_JSON: {"schema": {"type": "object"}}}}}
 METRICS: Responses = {200: {"description": "The page", "content": {"text/plain": {"schema": {"type": "string"}}}}}

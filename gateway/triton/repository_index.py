@@ -1,7 +1,7 @@
 """The names in the Tritons' repository indexes, for models that appear while the gateway runs.
 
-Apart from the probes of `gateway.triton.control`: a Triton that loads a ready model anew answers no request for its
-index until that is done, which takes as long as starting an engine, and it goes on serving meanwhile.
+Apart from the probes of `gateway.triton.control`, and with a connection of its own each time: while Triton loads a
+model for somebody, it answers nothing on the connections of that one of its HTTP threads.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from gateway.triton.client import triton_client
 
 _INTERVAL_S = 1.0
-_TIMEOUT_S = 60.0
+_TIMEOUT_S = 5.0
 
 
 class RepositoryIndex:

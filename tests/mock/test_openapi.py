@@ -127,7 +127,8 @@ def test_each_field_that_is_taken_is_there_with_its_fate(name: str, table: Any, 
 def test_statuses_and_contents(client: httpx.Client) -> None:
     document = client.get("/openapi.json").json()
     operations = {path: methods.get("post") or methods["get"] for path, methods in document["paths"].items()}
-    assert operations.keys() == {*POSTS, *GETS}
+    # An operator's routes need an admin key; they have tests of their own.
+    assert {path for path in operations if not path.startswith("/admin/")} == {*POSTS, *GETS}
     for path in POSTS[:2]:
         responses = operations[path]["responses"]
         assert responses.keys() == {"200", "400", "404", "408", "413", "429", "500", "503", "504"}

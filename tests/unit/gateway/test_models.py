@@ -50,7 +50,8 @@ def repository(tmp_path: Path, tokenizer: Path) -> Path:
 
 def served(*, model_repository: Path | None = None, models: list[dict[str, Any]] | None = None) -> list[ServedModel]:
     repository = ["--model-repository", str(model_repository)] if model_repository else []
-    served = ModelList(load([*repository, "--models", json.dumps(models or [], default=str)])).served
+    named = ["--models", json.dumps(models, default=str)] if models else []
+    served = ModelList(load([*repository, *named])).served
     for broken in served.broken.values():
         # Of a model that the settings do not name; the list has others of its own.
         raise SettingsError(broken)
