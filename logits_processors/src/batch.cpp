@@ -35,7 +35,7 @@ Batch::Batch(std::uint32_t vocabulary, std::size_t capacity, unsigned threads, s
       slots_(capacity),
       pool_(threads) {
     for (std::size_t place = 0; place < capacity; ++place)
-        slots_[place].mask = MaskRow(memory_ + masks_begin_ + place * stride_, vocabulary);
+        slots_[place].mask = MaskRow(memory_ + masks_begin_ + place * stride_, vocabulary, memory != nullptr);
 }
 
 Batch::~Batch() { wait(); }
@@ -134,18 +134,22 @@ void Batch::compute(Slot& slot) {
 
 void Batch::start() {
     wait();
+    begin(Pool::Wake::now);
+}
+
+void Batch::begin(Pool::Wake wake) {
     pending_.clear();
     for (const int place : places_)
         if (place >= 0 && !slots_[static_cast<std::size_t>(place)].is_current)
             pending_.push_back(static_cast<std::size_t>(place));
     if (pending_.empty()) return;
-    pool_.start(pending_.size(), [this](std::size_t index) { compute(slots_[pending_[index]]); });
+    pool_.start(pending_.size(), [this](std::size_t index) { compute(slots_[pending_[index]]); }, wake);
     is_started_ = true;
 }
 
 void Batch::finish() {
     wait();
-    start();
+    begin(Pool::Wake::if_long);
     wait();
     std::fill_n(memory_, used_places(), ~std::uint32_t{0});
     for (const auto& [row, place] : constrained()) memory_[place] = static_cast<std::uint32_t>(row);
@@ -158,11 +162,12 @@ void Batch::apply(const Logits& logits) {
     if (rows.back().row >= logits.rows) throw std::length_error("the logits have fewer rows than the batch");
     if (logits.columns != vocabulary_) throw std::invalid_argument("the logits are of another vocabulary");
     const std::size_t bytes = rows.size() * logits.columns * (logits.element == Element::float32 ? 4 : 2);
-    pool_.start(rows.size(), [&](std::size_t index) {
+    const auto mask_row = [&](std::size_t index) {
         Slot& slot = slots_[rows[index].place];
         if (!slot.is_current) compute(slot);
         write_mask(logits, rows[index].row, slot.mask, bytes > kStreamingBytes);
-    });
+    };
+    pool_.start(rows.size(), mask_row, Pool::Wake::now);
     pool_.join();
 }
 

@@ -63,9 +63,11 @@ class Batch {
     /// logits have fewer rows than the batch, std::invalid_argument if they have another number of columns.
     void apply(const Logits& logits);
 
-    /// The memory as it is copied to a device: after `finish`, its first `used_words` words. A place that no row has is
+    /// The caller's memory as it is copied to a device: after `finish`, its first `used_words` words. A place that no row has is
     /// marked by the row -1.
     [[nodiscard]] const std::uint32_t* memory() const { return memory_; }
+    /// The mask at a place, after `finish`.
+    [[nodiscard]] std::span<const std::uint32_t> mask(std::size_t place) const { return slots_[place].mask.words(); }
     [[nodiscard]] std::size_t used_places() const;
     [[nodiscard]] std::size_t used_words() const { return masks_begin_ + used_places() * stride_; }
     /// Where in the memory the masks begin, and how far they are apart, in words.
@@ -89,6 +91,7 @@ class Batch {
     };
 
     void wait();
+    void begin(Pool::Wake wake);
     void release(std::size_t row);
     void compute(Slot& slot);
 

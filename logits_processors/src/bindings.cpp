@@ -173,8 +173,8 @@ Element element_of(const std::string& name) {
 nb::bytes mask_of(const ListBatch& self, std::size_t row) {
     const auto place = self.batch.place_of(row);
     if (!place) return nb::bytes("", 0);
-    return nb::bytes(self.batch.memory() + self.batch.masks_begin() + *place * self.batch.stride(),
-                     4 * MaskRow::words_for(self.batch.vocabulary()));
+    const auto words = self.batch.mask(*place);
+    return nb::bytes(words.data(), words.size_bytes());
 }
 
 void add_entries(CatalogBuilder& builder, const nb::list& entries) {

@@ -50,10 +50,10 @@ void write_row(Word* row, const MaskRow& mask, Word minus_infinity, bool is_stre
     thread_local std::vector<std::pair<std::uint32_t, Word>> kept;
     kept.clear();
     const auto keep = [&](std::uint32_t column) { kept.emplace_back(column, row[column]); };
-    if (mask.touched().empty())
-        for (std::uint32_t index = 0; index < words.size(); ++index) for_each_allowed(words, index, keep);
-    else
+    if (mask.is_sparse())
         for (const std::uint32_t index : mask.touched()) for_each_allowed(words, index, keep);
+    else
+        for (std::uint32_t index = 0; index < words.size(); ++index) for_each_allowed(words, index, keep);
     fill(row, columns, minus_infinity, is_streaming);
     for (const auto& [column, value] : kept) row[column] = value;
 }

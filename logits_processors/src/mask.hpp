@@ -17,8 +17,10 @@ class MaskRow {
   public:
     MaskRow() = default;
 
-    /// `words` holds `words_for(vocabulary)` words, which this row alone writes from now on.
-    MaskRow(std::uint32_t* words, std::uint32_t vocabulary) : words_(words), vocabulary_(vocabulary) {}
+    /// `words` holds `words_for(vocabulary)` words, which this row alone writes from now on. `must_own`: its mask must be
+    /// in them whatever it is, since they are read elsewhere.
+    MaskRow(std::uint32_t* words, std::uint32_t vocabulary, bool must_own)
+        : words_(words), vocabulary_(vocabulary), must_own_(must_own) {}
 
     static constexpr std::uint32_t words_for(std::uint32_t vocabulary) { return (vocabulary + 31) / 32; }
 
@@ -45,20 +47,24 @@ class MaskRow {
         word &= ~bit;
     }
 
-    /// After `forbid_all`: allows a prepared set with `count` tokens, all inside the vocabulary. Costs by its words.
-    void allow_set(std::span<const std::uint32_t> words, std::uint32_t count) {
-        std::copy(words.begin(), words.end(), words_);
-        touched_.clear();
-        dense_ = true;
+    /// After `forbid_all`: allows a prepared set with `count` tokens, all inside the vocabulary. The words of the set must
+    /// stay as they are until the next mask: where they can be, they are the mask, and nothing is copied.
+    void allow_set(std::span<const std::uint32_t> set, std::uint32_t count) {
+        shared_ = set;
         allowed_ = count;
+        if (must_own_ || set.size() != words_for(vocabulary_)) own();
     }
 
     [[nodiscard]] std::uint32_t allowed() const { return allowed_; }
     [[nodiscard]] std::uint32_t vocabulary() const { return vocabulary_; }
-    [[nodiscard]] std::span<const std::uint32_t> words() const { return {words_, words_for(vocabulary_)}; }
+    [[nodiscard]] std::span<const std::uint32_t> words() const {
+        return shared_.empty() ? std::span<const std::uint32_t>(words_, words_for(vocabulary_)) : shared_;
+    }
 
     /// Whether all words but those of `touched` allow everything.
     [[nodiscard]] bool allows_the_rest() const { return fill_ != 0 && !dense_; }
+    /// The words that differ from the others, if they are known: there are few.
+    [[nodiscard]] bool is_sparse() const { return !dense_ && shared_.empty(); }
     [[nodiscard]] const std::vector<std::uint32_t>& touched() const { return touched_; }
 
   private:
@@ -67,13 +73,23 @@ class MaskRow {
         return used < 32 ? fill_ & ((std::uint32_t{1} << used) - 1) : fill_;
     }
 
+    /// A copy of the shared words, to be changed.
+    void own() {
+        std::copy(shared_.begin(), shared_.end(), words_);
+        shared_ = {};
+        touched_.clear();
+        dense_ = true;
+    }
+
     std::uint32_t& touch(std::uint32_t index) {
+        if (!shared_.empty()) own();
         if (!dense_ && (touched_.empty() || touched_.back() != index)) touched_.push_back(index);
         return words_[index];
     }
 
     void refill(std::uint32_t fill) {
         const std::uint32_t size = words_for(vocabulary_);
+        shared_ = {};
         if (dense_ || fill != fill_ || touched_.size() > size / 4) {
             fill_ = fill;
             std::fill_n(words_, size, fill);
@@ -92,6 +108,8 @@ class MaskRow {
     std::uint32_t allowed_ = 0;
     // What the words hold is unknown until the first refill.
     bool dense_ = true;
+    bool must_own_ = false;
+    std::span<const std::uint32_t> shared_;
     std::vector<std::uint32_t> touched_;
 };
 

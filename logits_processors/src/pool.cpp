@@ -5,11 +5,14 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 namespace constraints {
 
 namespace {
+
+constexpr std::chrono::microseconds kLong{50};
 
 void use_all_processors() {
     cpu_set_t all;
@@ -43,7 +46,7 @@ Pool::~Pool() {
     for (auto& helper : helpers_) helper.join();
 }
 
-void Pool::start(std::size_t count, std::function<void(std::size_t)> task) {
+void Pool::start(std::size_t count, std::function<void(std::size_t)> task, Wake wake) {
     {
         const std::lock_guard lock(mutex_);
         task_ = std::move(task);
@@ -54,12 +57,23 @@ void Pool::start(std::size_t count, std::function<void(std::size_t)> task) {
         is_open_ = true;
         ++generation_;
     }
+    is_waking_due_ = wake == Wake::if_long;
+    if (wake == Wake::now) wake_helpers();
+}
+
+void Pool::wake_helpers() {
     // No more than there is work for.
-    for (std::size_t wanted = std::min(count, helpers_.size()); wanted > 0; --wanted) started_.notify_one();
+    for (std::size_t wanted = std::min(count_, helpers_.size()); wanted > 0; --wanted) started_.notify_one();
 }
 
 void Pool::join() {
-    work();
+    const auto begin = std::chrono::steady_clock::now();
+    while (take_share()) {
+        if (is_waking_due_ && std::chrono::steady_clock::now() - begin > kLong) {
+            is_waking_due_ = false;
+            wake_helpers();
+        }
+    }
     std::unique_lock lock(mutex_);
     is_open_ = false;
     finished_.wait(lock, [this] { return active_ == 0; });
@@ -76,21 +90,24 @@ void Pool::help() {
         seen = generation_;
         ++active_;
         lock.unlock();
-        work();
+        while (take_share()) {
+        }
         lock.lock();
         if (--active_ == 0) finished_.notify_one();
     }
 }
 
-void Pool::work() {
-    for (std::size_t first; (first = next_.fetch_add(share_, std::memory_order_relaxed)) < count_;) {
-        try {
-            for (std::size_t index = first; index < std::min(first + share_, count_); ++index) task_(index);
-        } catch (...) {
-            const std::lock_guard lock(mutex_);
-            failure_ = std::current_exception();
-        }
+/// Does the next few tasks; false if there are none left.
+bool Pool::take_share() {
+    const std::size_t first = next_.fetch_add(share_, std::memory_order_relaxed);
+    if (first >= count_) return false;
+    try {
+        for (std::size_t index = first; index < std::min(first + share_, count_); ++index) task_(index);
+    } catch (...) {
+        const std::lock_guard lock(mutex_);
+        failure_ = std::current_exception();
     }
+    return true;
 }
 
 }  // namespace constraints

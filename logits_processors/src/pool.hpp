@@ -23,8 +23,12 @@ class Pool {
     Pool(const Pool&) = delete;
     Pool& operator=(const Pool&) = delete;
 
+    /// When the other threads are woken, which costs some ten microseconds: at the start, or only once the caller, in
+    /// `join`, has been at it for longer than that.
+    enum class Wake { now, if_long };
+
     /// Begins `task(0)` to `task(count - 1)`, in any order. Must be joined before the next start.
-    void start(std::size_t count, std::function<void(std::size_t)> task);
+    void start(std::size_t count, std::function<void(std::size_t)> task, Wake wake);
 
     /// Helps, and returns when all tasks of the last start are done. Throws what a task threw.
     void join();
@@ -33,7 +37,8 @@ class Pool {
 
   private:
     void help();
-    void work();
+    bool take_share();
+    void wake_helpers();
 
     std::mutex mutex_;
     std::condition_variable started_, finished_;
@@ -44,6 +49,7 @@ class Pool {
     std::atomic<std::size_t> next_ = 0;
     std::uint64_t generation_ = 0;
     bool is_open_ = false;
+    bool is_waking_due_ = false;
     bool is_ending_ = false;
     unsigned active_ = 0;
     std::exception_ptr failure_;

@@ -45,7 +45,8 @@ class World:
         """Few entries of few different tokens, so that they share their beginnings and lists use branches up."""
         tokens = choose.sample(range(1, 20), choose.randint(2, 8))
         entries = {
-            tuple(choose.choices(tokens, k=choose.choice([1, 1, 2, 3, 6]))) for _ in range(choose.choice([1, 3, 12, 25]))
+            tuple(choose.choices(tokens, k=choose.choice([1, 1, 2, 3, 6])))
+            for _ in range(choose.choice([1, 3, 12, 25]))
         }
         builder = CatalogBuilder(_TOKENS, _FINGERPRINT)
         builder.add([list(entry) for entry in entries])

@@ -38,10 +38,10 @@ def test_it_holds_the_entries_and_nothing_else(path: Path, entries: Entries) -> 
     whole = {tuple(entry) for entry in entries}
     assert catalog.entries == len(whole)
     assert (catalog.vocabulary, catalog.fingerprint, catalog.size) == (300, _FINGERPRINT, path.stat().st_size)
-    near = [[*entry, 1] for entry in entries] + [entry[:-1] for entry in entries] + [[*entry[:-1], 7] for entry in entries]
-    for candidate in [*entries, *near]:
+    longer, shorter = [[*entry, 1] for entry in entries], [entry[:-1] for entry in entries]
+    for candidate in [*entries, *longer, *shorter, *([*entry, 7] for entry in shorter)]:
         assert (candidate in catalog) == (tuple(candidate) in whole)
-    goes_on = {entry[len(start)] for start in whole for entry in whole if len(entry) > len(start) and entry[: len(start)] == start}
+    goes_on = {entry[length] for entry in whole for length in range(1, len(entry)) if entry[:length] in whole}
     assert {token for token in range(300) if catalog.continues_with(token)} == goes_on
 
 

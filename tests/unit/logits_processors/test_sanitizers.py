@@ -17,7 +17,8 @@ def test_sanitizers_find_nothing(tmp_path: Path, sanitizers: str) -> None:
     sources = [source for source in _SOURCES.rglob("*.cpp") if source.name != "bindings.cpp"]
     program = tmp_path / "driver"
     flags = ["-std=c++20", "-O1", "-g", "-Wall", "-Wextra", "-Werror", f"-fsanitize={sanitizers}"]
-    command = ["g++", *flags, "-fno-sanitize-recover=all", f"-I{_SOURCES}", "-pthread", "-o", program, _DRIVER, *sources]
+    flags += ["-fno-sanitize-recover=all", "-pthread", f"-I{_SOURCES}"]
+    command: list[str | Path] = ["g++", *flags, "-o", program, _DRIVER, *sources]
     compiled = subprocess.run(command, capture_output=True, text=True)
     assert compiled.returncode == 0, compiled.stderr
     # A machine's layout of addresses can be too random for the thread sanitizer.

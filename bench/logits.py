@@ -1,0 +1,492 @@
+"""What constraint masks cost, beside the other ways to have them: `python -m bench.logits`.
+
+The ways: `logits_processors`; the same state machine in Python, one object a request, behind vLLM's
+AdapterLogitsProcessor; and xgrammar's batch fill with an equivalent grammar. They are timed in turns in the same run,
+and the best turn of each counts, which other load on the machine changes least. Runs itself in the engine's
+environment, where torch, vLLM and xgrammar are. Prints the table in Markdown, and with `--picture FILE` draws time
+against batch size. Exit code 1 if a ratio is below what is promised.
+"""
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+VOCABULARIES = (128_256, 151_936)
+SIZES = (10_000, 1_000_000)
+BATCHES = (1, 8, 32, 64, 128, 256)
+TURNS = 15
+LEAST_RATIO = 30
+MOST_OVER_FLOOR = 1.5
+_GRAMMAR_ENTRIES = 1_000
+"""As many as xgrammar compiles in seconds; ours is then timed with the same ones."""
+_HUGE = 5_000_000
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+_FINGERPRINT = b"\0" * 32
+
+Tokens = tuple[int, ...]
+
+
+class Row(NamedTuple):
+    """A line of the table."""
+
+    what: str
+    value: str
+    promised: str
+    holds: bool
+
+
+# Entries: three to seven tokens of which the first ones are shared, as those of ids and titles are.
+
+
+def make_entries(number: int, vocabulary: int) -> list[Tokens]:
+    choose = random.Random(number)
+    first = choose.sample(range(3, vocabulary), 3_000)
+    entries: set[Tokens] = set()
+    while len(entries) < number:
+        length = choose.randint(3, 7)
+        entries.add((choose.choice(first), *(choose.randrange(3, 3_000) for _ in range(length - 1))))
+    return sorted(entries)
+
+
+END = 2
+
+
+class Walk:
+    """The outputs of a batch, as lists that grow by a token each step. Requests are at different places."""
+
+    def __init__(self, entries: list[Tokens], rows: int) -> None:
+        choose = random.Random(rows)
+        self._ways = [choose.choice(entries) for _ in range(rows)]
+        self.outputs: list[list[int]] = [list(way[: index % len(way)]) for index, way in enumerate(self._ways)]
+
+    def step(self) -> None:
+        """One more token each; whoever had its entry begins again."""
+        for way, output in zip(self._ways, self.outputs, strict=True):
+            if len(output) == len(way):
+                output.clear()
+            else:
+                output.append(way[len(output)])
+
+
+class PythonTrie:
+    """The catalogue as nested dictionaries. What a node allows is made once where that is long."""
+
+    def __init__(self, entries: list[Tokens]) -> None:
+        self.root: dict[int, Any] = {}
+        for entry in entries:
+            node = self.root
+            for token in entry:
+                node = node.setdefault(token, {})
+            node[END] = {}
+        self._kept: dict[int, Any] = {}
+
+    def allowed(self, node: dict[int, Any]) -> Any:
+        import torch
+
+        if len(node) < 64:
+            return torch.tensor(list(node))
+        if id(node) not in self._kept:
+            self._kept[id(node)] = torch.tensor(list(node))
+        return self._kept[id(node)]
+
+
+class PythonMachine:
+    """One request: follows its output from where it was, and returns the tokens that may come next."""
+
+    def __init__(self, trie: PythonTrie, is_writing: bool) -> None:
+        self._trie = trie
+        self._is_writing = is_writing
+        self._node = trie.root
+        self._seen = 0
+
+    def __call__(self, output: list[int], logits: Any) -> Any:
+        if len(output) < self._seen:
+            self._node, self._seen = self._trie.root, 0
+        while self._seen < len(output):
+            self._node = self._node[output[self._seen]]
+            self._seen += 1
+        allowed = self._trie.allowed(self._node)
+        if self._is_writing:
+            kept = logits[allowed]
+            logits.fill_(float("-inf"))
+            logits[allowed] = kept
+        return logits
+
+
+def make_adapter(trie: PythonTrie, walk: Walk, is_writing: bool) -> Any:
+    """vLLM's adapter, with one of our machines in each row."""
+    from vllm import SamplingParams
+    from vllm.v1.sample.logits_processor import AdapterLogitsProcessor, BatchUpdate
+
+    class Adapter(AdapterLogitsProcessor):  # type: ignore[misc]
+        def is_argmax_invariant(self) -> bool:
+            return False
+
+        def new_req_logits_processor(self, params: Any) -> Any:
+            return PythonMachine(trie, is_writing)
+
+    adapter = Adapter(None, None, False)
+    added = [(row, SamplingParams(), None, output) for row, output in enumerate(walk.outputs)]
+    adapter.update_state(BatchUpdate(batch_size=len(added), removed=[], added=added, moved=[]))
+    return adapter
+
+
+def write_catalog(folder: Path, name: str, entries: list[Tokens], vocabulary: int) -> None:
+    from logits_processors._native import CatalogBuilder
+
+    builder = CatalogBuilder(vocabulary, _FINGERPRINT)
+    builder.add([list(entry) for entry in entries])
+    builder.write(str(folder / f"{name}.catalog"))
+
+
+def make_batch(folder: Path, name: str, walk: Walk, vocabulary: int, threads: int) -> Any:
+    from logits_processors._native import Batch, Constraints
+
+    constraints = Constraints(str(folder), _FINGERPRINT, lambda _: [1])
+    batch = Batch(vocabulary, len(walk.outputs), threads)
+    for row, output in enumerate(walk.outputs):
+        batch.put(row, constraints.make({"catalog": {"name": name}}, [END]), output)
+    return batch
+
+
+def best(walk: Walk, *ways: Callable[[], object]) -> list[float]:
+    """Microseconds of each way's best turn, all of them after the same step."""
+    times = [float("inf")] * len(ways)
+    for _ in range(TURNS * 4):
+        walk.step()
+        for index, way in enumerate(ways):
+            begin = time.perf_counter()
+            way()
+            times[index] = min(times[index], time.perf_counter() - begin)
+    return [spent * 1e6 for spent in times]
+
+
+def masks_of(batch: Any) -> Callable[[], object]:
+    def compute() -> None:
+        batch.read()
+        batch.finish()
+
+    return compute
+
+
+def measure_masks(folder: Path) -> tuple[list[Row], dict[str, list[float]]]:
+    """Ours against the adapter's, masks only; the times of the last catalogue by batch size."""
+    import torch
+
+    rows, curves = [], {}
+    for vocabulary in VOCABULARIES:
+        for size in SIZES:
+            entries = make_entries(size, vocabulary)
+            write_catalog(folder, "entries", entries, vocabulary)
+            trie = PythonTrie(entries)
+            ours, adapters, singles = [], [], []
+            for number in BATCHES:
+                walk = Walk(entries, number)
+                batch = make_batch(folder, "entries", walk, vocabulary, 2)
+                single = make_batch(folder, "entries", walk, vocabulary, 1)
+                adapter = make_adapter(trie, walk, is_writing=False)
+                logits = torch.zeros(number, 8)
+
+                def adapt(adapter: Any = adapter, logits: Any = logits) -> None:
+                    adapter.apply(logits)
+
+                times = best(walk, masks_of(batch), masks_of(single), adapt)
+                ours.append(times[0])
+                singles.append(times[1])
+                adapters.append(times[2])
+            name = f"{size:,} entries, vocabulary {vocabulary:,}"
+            ratio = adapters[-1] / ours[-1]
+            rows.append(
+                Row(
+                    f"masks of 256 rows, {name}: adapter / ours",
+                    f"{adapters[-1]:,.0f} / {ours[-1]:.0f} us = {ratio:.0f}",
+                    f"at least {LEAST_RATIO}",
+                    ratio >= LEAST_RATIO,
+                )
+            )
+            one, many = ours[BATCHES.index(8)] / 8, ours[-1] / 256
+            rows.append(
+                Row(f"a row at 8 / at 256 rows, {name}", f"{one:.2f} / {many:.2f} us", "not more at 256", many <= one)
+            )
+            rows.append(
+                Row(
+                    f"256 rows with one thread / with two, {name}",
+                    f"{singles[-1]:.0f} / {ours[-1]:.0f} us = {singles[-1] / ours[-1]:.2f}",
+                    "shown",
+                    True,
+                )
+            )
+            curves = {"AdapterLogitsProcessor, Python": adapters, "logits_processors": ours}
+    return rows, curves
+
+
+def measure_resumed() -> list[Row]:
+    """The second thread where there is much to compute: 256 requests come back with a thousand tokens each."""
+    from logits_processors._native import Batch, Constraints
+
+    choose = random.Random(1)
+    constraints = Constraints(None, _FINGERPRINT, lambda _: [1])
+    outputs = [[choose.randrange(3, VOCABULARIES[0]) for _ in range(1_000)] for _ in range(BATCHES[-1])]
+    times = []
+    for threads in (1, 2):
+        batch = Batch(VOCABULARIES[0], len(outputs), threads)
+        fastest = float("inf")
+        for _ in range(TURNS):
+            for row, output in enumerate(outputs):
+                batch.put(row, constraints.make({"no_repeat_ngram": {"size": 3}}, [END]), output)
+            begin = time.perf_counter()
+            batch.read()
+            batch.finish()
+            fastest = min(fastest, time.perf_counter() - begin)
+        times.append(fastest * 1e3)
+    return [
+        Row(
+            "256 resumed requests of 1,000 tokens, no_repeat_ngram: one thread / two",
+            f"{times[0]:.1f} / {times[1]:.1f} ms = {times[0] / times[1]:.2f}",
+            "shown",
+            True,
+        )
+    ]
+
+
+def measure_apply(folder: Path) -> list[Row]:
+    """The whole apply against the adapter's, and against filling as many bytes."""
+    import torch
+
+    rows = []
+    for vocabulary in VOCABULARIES:
+        entries = make_entries(SIZES[0], vocabulary)
+        write_catalog(folder, "entries", entries, vocabulary)
+        trie = PythonTrie(entries)
+        for number in (8, 256):
+            walk = Walk(entries, number)
+            batch = make_batch(folder, "entries", walk, vocabulary, 2)
+            single = make_batch(folder, "entries", walk, vocabulary, 1)
+            adapter = make_adapter(trie, walk, is_writing=True)
+            logits = torch.zeros(number, vocabulary)
+
+            def apply(batch: Any = batch, logits: Any = logits) -> None:
+                batch.read()
+                batch.apply(logits.data_ptr(), logits.stride(0), *logits.shape, "float32")
+
+            def adapt(adapter: Any = adapter, logits: Any = logits) -> None:
+                adapter.apply(logits)
+
+            def fill(logits: Any = logits) -> None:
+                logits.fill_(float("-inf"))
+
+            def apply_single(batch: Any = single) -> None:
+                apply(batch)
+
+            ours, alone, adapted, floor = best(walk, apply, apply_single, adapt, fill)
+            name = f"apply to {number} rows, vocabulary {vocabulary:,}"
+            over = ours / floor
+            rows.append(
+                Row(
+                    f"{name}: ours / torch's fill_ of the same bytes",
+                    f"{ours:,.0f} / {floor:,.0f} us = {over:.2f}",
+                    f"at most {MOST_OVER_FLOOR}",
+                    over <= MOST_OVER_FLOOR,
+                )
+            )
+            rows.append(
+                Row(f"{name}: one thread / two", f"{alone:,.0f} / {ours:,.0f} us = {alone / ours:.2f}", "shown", True)
+            )
+            rows.append(
+                Row(
+                    f"{name}: adapter / ours",
+                    f"{adapted:,.0f} / {ours:,.0f} us = {adapted / ours:.1f}",
+                    "above 1",
+                    adapted > ours,
+                )
+            )
+    return rows
+
+
+def measure_grammar(folder: Path, model: Path) -> tuple[list[Row], list[float]]:
+    """Ours against xgrammar's batch fill, of the same entries as a choice; its times by batch size."""
+    import torch
+    import xgrammar
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    choose = random.Random(5)
+    texts = sorted({"B0" + "".join(choose.choices(_LETTERS, k=8)) for _ in range(_GRAMMAR_ENTRIES)})
+    entries = [tuple(encoding.ids) for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]
+    rows, curve = [], []
+    for vocabulary in VOCABULARIES:
+        write_catalog(folder, "choice", entries, vocabulary)
+        known = [tokenizer.id_to_token(index) or "" for index in range(tokenizer.get_vocab_size())]
+        # A larger vocabulary: the tokenizer's own and pairs of its tokens.
+        words = [*known, *(choose.choice(known) + choose.choice(known) for _ in range(vocabulary - len(known)))]
+        info = xgrammar.TokenizerInfo(words, xgrammar.VocabType.BYTE_LEVEL, stop_token_ids=[END])
+        grammar = "root ::= " + " | ".join(json.dumps(text) for text in texts)
+        begin = time.perf_counter()
+        compiled = xgrammar.GrammarCompiler(info).compile_grammar(grammar)
+        spent = time.perf_counter() - begin
+        times = []
+        for number in BATCHES:
+            walk = Walk(entries, number)
+            batch = make_batch(folder, "choice", walk, vocabulary, 2)
+            matchers = [xgrammar.GrammarMatcher(compiled) for _ in range(number)]
+            for matcher, output in zip(matchers, walk.outputs, strict=True):
+                for token in output:
+                    assert matcher.accept_token(token)
+            filler = xgrammar.BatchGrammarMatcher(max_threads=2)
+            bitmask = xgrammar.allocate_token_bitmask(number, vocabulary)
+            before = [list(output) for output in walk.outputs]
+
+            # Not timed: the grammars take the step's tokens, which ours does within its time.
+            def follow(before: Any = before, matchers: Any = matchers, walk: Walk = walk) -> None:
+                for index, output in enumerate(walk.outputs):
+                    if len(output) > len(before[index]):
+                        assert matchers[index].accept_token(output[-1])
+                    else:
+                        matchers[index].reset()
+                    before[index] = list(output)
+
+            ours = theirs = float("inf")
+            for _ in range(TURNS):
+                walk.step()
+                follow()
+                begin = time.perf_counter()
+                filler.batch_fill_next_token_bitmask(matchers, bitmask)
+                theirs = min(theirs, time.perf_counter() - begin)
+                begin = time.perf_counter()
+                batch.read()
+                batch.finish()
+                ours = min(ours, time.perf_counter() - begin)
+            times.append(theirs * 1e6)
+        assert isinstance(bitmask, torch.Tensor)
+        rows.append(
+            Row(
+                f"masks of 256 rows, {len(texts):,} entries, vocabulary {vocabulary:,}: xgrammar "
+                f"(compiled in {spent:.1f} s) / ours",
+                f"{theirs * 1e6:,.0f} / {ours * 1e6:.0f} us = {theirs / ours:.1f}",
+                "above 1",
+                theirs > ours,
+            )
+        )
+        curve = times
+    return rows, curve
+
+
+def measure_building(folder: Path, model: Path) -> list[Row]:
+    from logits_processors._native import Catalog
+    from logits_processors.catalogs import build, load_tokenizer
+
+    choose = random.Random(5)
+    source, target = folder / "huge.txt", folder / "huge.catalog"
+    with source.open("w") as file:
+        for _ in range(_HUGE):
+            file.write("B0" + "".join(choose.choices(_LETTERS, k=8)) + "\n")
+    backend = load_tokenizer(model)
+    begin, begin_cpu = time.perf_counter(), time.process_time()
+    built = build(source, backend, target, lambda *_: None)
+    spent, spent_cpu = time.perf_counter() - begin, time.process_time() - begin_cpu
+    mapping = float("inf")
+    for _ in range(3):
+        begin = time.perf_counter()
+        Catalog(str(target))
+        mapping = min(mapping, time.perf_counter() - begin)
+    each = built.size / built.entries
+    return [
+        Row(
+            f"{built.entries:,} entries: build, from text",
+            f"{spent:.0f} s ({spent_cpu:.0f} s of processors)",
+            "under 60 s",
+            spent < 60,
+        ),
+        Row(f"{built.entries:,} entries: map and check", f"{mapping * 1000:.0f} ms", "under 1 s", mapping < 1),
+        Row(f"{built.entries:,} entries: size", f"{each:.1f} bytes an entry", "under 40", each < 40),
+    ]
+
+
+def draw(curves: dict[str, list[float]]) -> str:
+    """An SVG with both axes logarithmic: microseconds for a batch against its rows."""
+    from math import log10
+
+    left, top, width, height = 70, 20, 460, 300
+    highest = max(max(times) for times in curves.values())
+    lowest = min(min(times) for times in curves.values())
+    decades = range(int(log10(lowest)), int(log10(highest)) + 2)
+
+    def x(rows: int) -> float:
+        return left + width * log10(rows) / log10(BATCHES[-1])
+
+    def y(spent: float) -> float:
+        return top + height * (decades[-1] - log10(spent)) / (len(decades) - 1)
+
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + width + 220} {top + height + 50}" '
+        'font-family="sans-serif" font-size="13">',
+        '<rect width="100%" height="100%" fill="white"/>',
+    ]
+    for decade in decades:
+        at = y(10**decade)
+        lines.append(f'<path d="M{left} {at:.1f}h{width}" stroke="#ddd"/>')
+        lines.append(f'<text x="{left - 8}" y="{at + 4:.1f}" text-anchor="end">{10**decade:,} µs</text>')
+    for rows in BATCHES:
+        lines.append(f'<text x="{x(rows):.1f}" y="{top + height + 20}" text-anchor="middle">{rows}</text>')
+    lines.append(f'<text x="{left + width / 2}" y="{top + height + 42}" text-anchor="middle">rows of the batch</text>')
+    for colour, (name, times) in zip(("#c2410c", "#1d4ed8", "#047857"), curves.items(), strict=False):
+        points = " ".join(f"{x(rows):.1f},{y(spent):.1f}" for rows, spent in zip(BATCHES, times, strict=True))
+        lines.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2.5"/>')
+        lines.append(f'<text x="{left + width + 8}" y="{y(times[-1]) + 4:.1f}" fill="{colour}">{name}</text>')
+    return "\n".join([*lines, "</svg>\n"])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.logits", description=__doc__.partition("\n")[0])
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="where to draw time against batch size, as SVG")
+    parser.add_argument("--model", type=Path, metavar="FOLDER", help="the model whose tokenizer is used")
+    parser.add_argument("--without-building", action="store_true", help="leave out the five million entries")
+    arguments = parser.parse_args()
+    try:
+        import vllm  # noqa: F401
+    except ImportError:
+        return run_in_engine(arguments)
+
+    with tempfile.TemporaryDirectory() as work:
+        folder = Path(work)
+        rows, curves = measure_masks(folder)
+        rows += measure_resumed()
+        rows += measure_apply(folder)
+        compared, curve = measure_grammar(folder, arguments.model)
+        rows += compared
+        curves[f"xgrammar, {_GRAMMAR_ENTRIES:,} entries"] = curve
+        if not arguments.without_building:
+            rows += measure_building(folder, arguments.model)
+    print("| | measured | promised |\n|---|---|---|")
+    for row in rows:
+        print(f"| {row.what} | {row.value}{'' if row.holds else ' (missed)'} | {row.promised} |")
+    if arguments.picture is not None:
+        arguments.picture.write_text(draw(curves), encoding="utf-8")
+    return 0 if all(row.holds for row in rows) else 1
+
+
+def run_in_engine(arguments: argparse.Namespace) -> int:
+    """This file again, by the engine's Python, which knows nothing of the checkout."""
+    from devtools import environments, models
+
+    model = arguments.model or models.smollm2()
+    command = [str(environments.engine().python), "-I", str(Path(__file__).resolve()), "--model", str(model)]
+    if arguments.picture is not None:
+        command += ["--picture", str(arguments.picture.resolve())]
+    if arguments.without_building:
+        command.append("--without-building")
+    quiet = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+    with tempfile.TemporaryDirectory() as folder:
+        return subprocess.run(command, cwd=folder, env=os.environ | quiet).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
