@@ -150,7 +150,7 @@ class Settings(ServiceSettings):
     )
     request_timeout: Seconds = Field(600, description="seconds a request may take in all; then it is 504")
     load_timeout: Seconds = Field(
-        1800, description="seconds that POST /admin/models/MODEL/load waits for a Triton; then it is 504"
+        1800, description="seconds that POST /admin/models/{triton_model}/load waits for a Triton; then it is 504"
     )
     connect_timeout: Seconds = Field(5, description="seconds to connect to a Triton server")
     stall_timeout: Seconds = Field(
