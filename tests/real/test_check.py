@@ -9,8 +9,9 @@ from tests.support.check import check
 
 # Both models of the shared stack, the larger one where there is time.
 MODELS = [models.TINY, pytest.param(models.SMOLLM2, marks=[pytest.mark.long, pytest.mark.timeout(900)])]
-# By the engine's configuration: its scheduling policy, no thinking, its model runner; their templates know no tools.
-REFUSED = {"priority", "thinking_token_budget", "logprob_token_ids", "tools"}
+# By the engine's configuration: its scheduling policy, no thinking, its model runner, no logits processors; their
+# templates know no tools.
+REFUSED = {"priority", "thinking_token_budget", "logprob_token_ids", "constraints", "tools"}
 UNSEEN = {
     "vllm_xargs", "watermarking", "cache_salt", "session_id", "spaces_between_special_tokens", "chat_template_kwargs",
     "documents", "parallel_tool_calls", "reasoning_effort", "include_reasoning",
