@@ -101,6 +101,9 @@ class Record:
         """It is tried again, at another instance."""
         _child(metrics.retries_total, self.model, self.instance).inc()
         self.retries += 1
+        self.sent_at = time.monotonic()
+        # What came of a lost answer is no beginning of the next one.
+        self._last = [0.0] * self.choices
         self._leave()
         self.instance = instance
         self._count_in_flight()

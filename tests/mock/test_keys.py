@@ -56,7 +56,7 @@ def keyed_process(
         "ops": new_key(file, "ops", "--admin"),
     }
     flags = ("--triton", engine_process.url, "--model-repository", str(repository), "--keys-file", str(file))
-    with running_gateway(*flags, "--log-level", "debug") as running:
+    with running_gateway(*flags, "--log-level", "debug", "--workers", "2") as running:
         yield Keyed(running.wait_until_ready(), file, keys)
 
 
