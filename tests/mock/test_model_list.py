@@ -27,10 +27,10 @@ class Fleet:
         self.gateway = gateway
         self.engines = engines
         self.repositories = repositories
-        self.client_key, self._admin_key = keys
+        self._client_key, self._admin_key = keys
 
     def ask(self, method: str, path: str, body: Any = None) -> httpx.Response:
-        key = self._admin_key if path.startswith("/admin") else self.client_key
+        key = self._admin_key if path.startswith("/admin") else self._client_key
         headers = {"Authorization": f"Bearer {key}"}
         return httpx.request(method, self.gateway.url + path, json=body, headers=headers, timeout=60, verify=False)
 
@@ -89,15 +89,17 @@ def keys(keys_file: Path) -> list[str]:
 def fleet(
     repositories: list[Path], keys_file: Path, keys: list[str], request: pytest.FixtureRequest
 ) -> Iterator[Fleet]:
-    """With one engine, or with one for each of the parameter's options."""
+    """With one engine; or the parameter: options of each engine, and flags of the gateway."""
+    engine_options: list[dict[str, Any]]
+    engine_options, gateway_flags = getattr(request, "param", ([{}], []))
     with ExitStack() as stack:
         engines = [
             stack.enter_context(running_mock_engine(model_repository=repositories, **options))
-            for options in getattr(request, "param", [{}])
+            for options in engine_options
         ]
         flags = [flag for engine in engines for flag in ("--triton", engine.url)]
         flags += [flag for folder in repositories for flag in ("--model-repository", str(folder))]
-        flags += ["--keys-file", str(keys_file), "--load-timeout", "60"]
+        flags += ["--keys-file", str(keys_file), "--load-timeout", "60", *gateway_flags]
         yield Fleet(stack.enter_context(running_gateway(*flags)), engines, repositories, keys)
 
 
@@ -151,28 +153,44 @@ def test_a_model_appears_is_loaded_answers_is_unloaded_and_goes(fleet: Fleet, hf
     assert fleet.errors_logged() == []
 
 
-def test_a_model_that_is_published_anew_is_read_again(fleet: Fleet, hf: Path) -> None:
-    publish(fleet.repositories[0], hf, "new")
-    fleet.ask("POST", "/admin/models/new/load")
-    fleet.wait_listed("new")
-    publish(fleet.repositories[0], hf, "new", max_model_len=64)
-    assert fleet.ask("POST", "/admin/models/new/load").status_code == 200
-    wait_for(lambda: fleet.ask("GET", "/v1/models/new").json()["max_model_len"] == 64, "the new length")
-    assert fleet.listed() == ["new"]
-
-
-def test_a_model_that_unloads_by_itself_leaves_the_list(fleet: Fleet, hf: Path) -> None:
+def test_a_model_is_published_anew_and_one_unloads_by_itself(fleet: Fleet, hf: Path) -> None:
     publish(fleet.repositories[0], hf, "a")
     publish(fleet.repositories[1], hf, "b")
     for name in ("a", "b"):
         assert fleet.ask("POST", f"/admin/models/{name}/load").status_code == 200
     fleet.wait_listed("a", "b")
+    publish(fleet.repositories[0], hf, "a", max_model_len=64)
+    assert fleet.ask("POST", "/admin/models/a/load").status_code == 200
+    wait_for(lambda: fleet.ask("GET", "/v1/models/a").json()["max_model_len"] == 64, "the new length")
+    assert fleet.listed() == ["a", "b"]
     (engine,) = fleet.engines
     engine.set_state(models={"a": {"ready": False}})
     fleet.wait_listed("b")
     assert fleet.error("GET", "/v1/models/a")[0] == 503
     engine.set_state(models={"a": {"ready": True}})
     fleet.wait_listed("a", "b")
+
+
+@pytest.mark.parametrize("fleet", [([{}], ["--workers", "3"])], indirect=True)
+def test_every_worker_has_the_same_models(fleet: Fleet, hf: Path) -> None:
+    def everywhere(*names: str) -> bool:
+        # Each request has a connection of its own, which any worker may take.
+        return all(fleet.listed() == list(names) for _ in range(12))
+
+    assert everywhere()
+    publish(fleet.repositories[0], hf, "a")
+    assert fleet.ask("POST", "/admin/models/a/load").status_code == 200
+    wait_for(lambda: everywhere("a"), "the model in every worker's list")
+    for _ in range(6):
+        assert fleet.ask("POST", "/v1/chat/completions", chat(model="a", max_tokens=2)).status_code == 200
+    publish(fleet.repositories[0], hf, "a", max_model_len=64)
+    wait_for(
+        lambda: {fleet.ask("GET", "/v1/models/a").json()["max_model_len"] for _ in range(12)} == {64},
+        "the new length in every worker",
+    )
+    assert fleet.ask("POST", "/admin/models/a/unload").status_code == 200
+    wait_for(everywhere, "the model to leave every worker's list")
+    assert {fleet.error("GET", "/v1/models/a")[0] for _ in range(6)} == {503}
 
 
 def test_a_broken_entry_costs_that_model_alone_and_one_line(fleet: Fleet, hf: Path, tmp_path: Path) -> None:
@@ -224,7 +242,7 @@ def test_what_triton_refuses_is_a_clear_sentence(fleet: Fleet, hf: Path) -> None
     assert fleet.instances()[0] in message
 
 
-@pytest.mark.parametrize("fleet", [[{}, {"model_control_mode": "none"}]], indirect=True)
+@pytest.mark.parametrize("fleet", [([{}, {"model_control_mode": "none"}], [])], indirect=True)
 def test_each_instance_alone_and_a_failure_of_one(fleet: Fleet, hf: Path) -> None:
     publish(fleet.repositories[0], hf, "new")
     first, second = fleet.instances()
@@ -252,7 +270,7 @@ def test_a_triton_that_is_not_there(repositories: list[Path], keys_file: Path, k
         assert "it cannot be asked" in shown["error"]
 
 
-@pytest.mark.parametrize("fleet", [[{"load_seconds": 2}]], indirect=True)
+@pytest.mark.parametrize("fleet", [([{"load_seconds": 2}], [])], indirect=True)
 def test_a_load_that_takes_long_can_be_watched(fleet: Fleet, hf: Path) -> None:
     publish(fleet.repositories[0], hf, "new")
     with ThreadPoolExecutor(1) as pool:
@@ -261,16 +279,3 @@ def test_a_load_that_takes_long_can_be_watched(fleet: Fleet, hf: Path) -> None:
         assert fleet.listed() == []
         assert loading.result().status_code == 200
     fleet.wait_listed("new")
-
-
-def test_no_key_but_an_admin_s_may_load(fleet: Fleet) -> None:
-    for method, path in (
-        ("GET", "/admin/models"),
-        ("POST", "/admin/models/m/load"),
-        ("POST", "/admin/models/m/unload"),
-    ):
-        answer = httpx.request(method, fleet.gateway.url + path, verify=False)
-        assert answer.status_code == 401
-        headers = {"Authorization": f"Bearer {fleet.client_key}"}
-        answer = httpx.request(method, fleet.gateway.url + path, headers=headers, verify=False)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "admin_key_required")
