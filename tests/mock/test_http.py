@@ -15,6 +15,7 @@ from bench.mock_engine.running import MockEngine, running_mock_engine
 from devtools.paths import ROOT
 from tests.support.chat import ask, chat
 from tests.support.gateway import Gateway, running_gateway
+from tests.support.service import is_alive
 
 BODY = json.dumps(chat(max_tokens=2)).encode()
 
@@ -168,13 +169,6 @@ def test_a_kill_leaves_no_process(repository: Path, engine: MockEngine) -> None:
         while any(is_alive(child) for child in children):
             assert time.monotonic() < give_up_at
             time.sleep(0.02)
-
-
-def is_alive(pid: str) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_a_clients_own_stop_is_no_violation_of_the_engine(client: httpx.Client, engine: MockEngine) -> None:

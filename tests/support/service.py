@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from devtools.paths import ROOT
@@ -60,6 +61,14 @@ def running_service(*command: str, environment: Mapping[str, str]) -> Iterator[S
                 process.wait()
         reader.join(5)
         process.stderr.close()
+
+
+def is_alive(pid: str) -> bool:
+    """Whether a process runs; one that has ended and not been waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def _parsed(line: str) -> dict[str, Any]:
