@@ -86,7 +86,7 @@ async def _asking(url: str, seconds: float) -> AsyncIterator[InferenceServerClie
             limit = seconds
             yield client
     except InferenceServerException as error:
-        raise _refused(str(error.message())) from None
+        raise refused(str(error.message())) from None
     except TimeoutError:
         reason = f"it did not answer within {limit:g} s"
         raise ControlError(504, "triton_timeout", reason if limit == _ALIVE_S else f"{reason}, and goes on") from None
@@ -96,7 +96,8 @@ async def _asking(url: str, seconds: float) -> AsyncIterator[InferenceServerClie
         raise ControlError(502, "triton_error", f"what it answered is no answer of Triton's ({error!r})") from None
 
 
-def _refused(text: str) -> ControlError:
+def refused(text: str) -> ControlError:
+    """By the text of the answer alone: the statuses are no help."""
     if text.startswith(_NOT_EXPLICIT):
         reason = "it does not let models be loaded or unloaded: start it with --model-control-mode=explicit"
         return ControlError(409, "no_model_control", reason)

@@ -90,8 +90,8 @@ def fleet(
     repositories: list[Path], keys_file: Path, keys: list[str], request: pytest.FixtureRequest
 ) -> Iterator[Fleet]:
     """With one engine; or the parameter: options of each engine, and flags of the gateway."""
-    engine_options: list[dict[str, Any]]
-    engine_options, gateway_flags = getattr(request, "param", ([{}], []))
+    one_engine: list[dict[str, Any]] = [{}]
+    engine_options, gateway_flags = getattr(request, "param", (one_engine, []))
     with ExitStack() as stack:
         engines = [
             stack.enter_context(running_mock_engine(model_repository=repositories, **options))
