@@ -36,6 +36,8 @@ _READ_BYTES = 1024 * 1024
 # How often an object may be replaced while it is read before the job gives up.
 _RESTARTS = 3
 _VERIFYING_THREADS = 2
+# Files whose parts are taken in turn: writes to one and the same file wait for each other in the kernel.
+_TOGETHER = 4
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ class Copier:
 
     def _push(self, order: int, part: int, task: Callable[[], None]) -> None:
         with self._changed:
-            heapq.heappush(self._tasks, (order, part, next(self._numbers), task))
+            heapq.heappush(self._tasks, (order // _TOGETHER, part, next(self._numbers), task))
             self._changed.notify()
 
     def _next(self) -> Callable[[], None] | None:
