@@ -48,10 +48,6 @@ class Access:
             if not len(self._keys):
                 _log.warning("%s holds no key: every request is refused", self._file)
 
-    @property
-    def is_on(self) -> bool:
-        return self._keys is not None
-
     def authenticate(self, scope: Scope) -> Key:
         """The key of a request. Raises a 401; a 403 for an admin key on another route, and on an admin route for any
         other key or none, also where clients need no keys."""

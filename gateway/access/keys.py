@@ -89,10 +89,6 @@ class Keys:
     def __len__(self) -> int:
         return len(self._by_id)
 
-    @property
-    def names(self) -> frozenset[str]:
-        return frozenset(key.name for _, key in self._by_id.values())
-
     def find(self, sent: bytes) -> Key | None:
         """Whose key this is. Takes as long for a wrong secret as for an unknown id."""
         match = _KEY.fullmatch(sent)

@@ -39,8 +39,8 @@ class FairQueue:
     """
 
     def __init__(self, capacity: int, max_waiting: int) -> None:
-        self.capacity = capacity
-        self.max_waiting = max_waiting
+        self._capacity = capacity
+        self._max_waiting = max_waiting
         self.open = 0
         self.waiting = 0
         self._open_of: dict[str, int] = {}
@@ -52,12 +52,12 @@ class FairQueue:
     def offer(self, ticket: Ticket) -> Change:
         """A request arrives; it waits unless the change names it. One with more generations than `capacity` would never
         fit: the caller refuses it before."""
-        assert 0 < ticket.generations <= self.capacity
+        assert 0 < ticket.generations <= self._capacity
         if not self.waiting and self._fits(ticket):
             self._admit(ticket)
             return Change([ticket], [])
         refused = []
-        if self.waiting >= self.max_waiting:
+        if self.waiting >= self._max_waiting:
             refused = [self._worst_off(ticket)]
             if refused == [ticket]:
                 return Change([], refused)
@@ -80,24 +80,12 @@ class FairQueue:
         self._take_out(ticket)
         return Change(self._admit_waiting(), [])
 
-    def resize(self, capacity: int, max_waiting: int) -> Change:
-        """New limits. Who is admitted already stays."""
-        self.capacity, self.max_waiting = capacity, max_waiting
-        refused = [ticket for lane in self._lanes.values() for ticket in lane if ticket.generations > capacity]
-        for ticket in refused:
-            self._take_out(ticket)
-        admitted = self._admit_waiting()
-        while self.waiting > max_waiting:
-            refused.append(self._lanes[self._longest()][-1])
-            self._take_out(refused[-1])
-        return Change(admitted, refused)
-
     def open_of(self, key: str) -> int:
         """The open generations of one key."""
         return self._open_of.get(key, 0)
 
     def _fits(self, ticket: Ticket) -> bool:
-        return self.open + ticket.generations <= self.capacity
+        return self.open + ticket.generations <= self._capacity
 
     def _admit(self, ticket: Ticket) -> None:
         self.open += ticket.generations

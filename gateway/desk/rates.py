@@ -90,12 +90,6 @@ class Rates:
         if bucket := self._requests.get(key):
             bucket.level += 1
 
-    def keep(self, keys: frozenset[str]) -> None:
-        """Forget all keys but these."""
-        for buckets in (self._requests, self._tokens):
-            for gone in buckets.keys() - keys:
-                del buckets[gone]
-
 
 # Floating point: a bucket that is full but for its last bit is full.
 _ROUNDING = 1e-6

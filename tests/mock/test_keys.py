@@ -5,6 +5,7 @@ import random
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ def keyed_process(
         "a": new_key(file, "a"),
         "other-model": new_key(file, "other-model", "--models", "nothing-of-ours"),
         "this-model": new_key(file, "this-model", "--models", f"x,{MODEL}"),
+        "thrifty": new_key(file, "thrifty", "--tokens-per-minute", "100"),
         "ops": new_key(file, "ops", "--admin"),
     }
     flags = ("--triton", engine_process.url, "--model-repository", str(repository), "--keys-file", str(file))
@@ -138,6 +140,21 @@ def test_a_model_that_a_key_may_not_use_is_to_it_as_one_that_is_not_there(keyed:
     assert keyed.send("GET", "/v1/models", "other-model").json()["data"] == []
     assert keyed.send("GET", f"/v1/models/{MODEL}", "other-model").status_code == 404
     assert [entry["id"] for entry in keyed.send("GET", "/v1/models", "this-model").json()["data"]] == [MODEL]
+
+
+def test_tokens_per_minute_are_those_of_all_workers(keyed: Keyed, engine: MockEngine) -> None:
+    body = completion(max_tokens=60, ignore_eos=True)
+    # 100 tokens are in the bucket and as many come in a minute; each answer takes 60 and some, the last one on credit.
+    begun = time.monotonic()
+    answers = [keyed.send("POST", "/v1/completions", "thrifty", body) for _ in range(8)]
+    assert answers[0].status_code == 200
+    refused = [answer for answer in answers if answer.status_code == 429]
+    passed = len(answers) - len(refused)
+    assert (passed - 1) * 60 < 100 + (time.monotonic() - begun) * 100 / 60
+    for answer in refused:
+        assert answer.json()["error"]["code"] == "rate_limit_exceeded"
+        assert 1 <= int(answer.headers["retry-after"]) <= 60
+    assert keyed.send("POST", "/v1/completions", "a", body).status_code == 200
 
 
 def test_a_thousand_guesses_open_nothing(keyed: Keyed, engine: MockEngine) -> None:

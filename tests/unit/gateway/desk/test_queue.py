@@ -122,18 +122,6 @@ def test_a_full_queue_refuses_the_worst_priority() -> None:
     assert queue.withdraw(good) == Change([], [])
 
 
-def test_new_limits() -> None:
-    queue = FairQueue(2, 10)
-    running = [Ticket("a", 1), Ticket("a", 1)]
-    waiting = [Ticket("a", 2), Ticket("b", 1), Ticket("b", 1), Ticket("b", 1)]
-    for ticket in running + waiting:
-        queue.offer(ticket)
-    # What can never fit goes, then the longest lane; who is open stays.
-    assert queue.resize(1, 2) == Change([], [waiting[0], waiting[3]])
-    assert (queue.open, queue.waiting) == (2, 2)
-    assert queue.resize(5, 2).admitted == [waiting[1], waiting[2]]
-
-
 _TICKETS = st.builds(Ticket, st.sampled_from("abcd"), st.integers(1, 5), st.sampled_from([-1, 0, 0, 0, 2]))
 
 

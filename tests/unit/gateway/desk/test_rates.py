@@ -70,15 +70,6 @@ def test_a_new_limit_counts_from_now_on() -> None:
     assert rates.admit("a", UNLIMITED, 0, now=31) is None
 
 
-def test_keys_that_are_gone_are_forgotten() -> None:
-    rates, limits = Rates(), Limits(requests_per_minute=1)
-    for key in ("kept", "gone"):
-        assert rates.admit(key, limits, 0, now=0) is None
-    rates.keep(frozenset({"kept"}))
-    assert rates.admit("kept", limits, 0, now=0) is not None
-    assert rates.admit("gone", limits, 0, now=0) is None
-
-
 def test_a_clock_that_stands_still_gives_nothing() -> None:
     rates, limits = Rates(), Limits(requests_per_minute=1)
     assert rates.admit("a", limits, 0, now=60) is None
