@@ -26,6 +26,7 @@ def _new_key(file: Path, *arguments: str) -> str:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 def test_a_model_is_loaded_listed_answers_is_unloaded_and_goes(fresh_stack: FreshStack, tmp_path: Path) -> None:
     second, keys = tmp_path / "second", tmp_path / "keys.yaml"
     second.mkdir()
