@@ -14,7 +14,7 @@ import pytest
 
 from bench.mock_engine.running import MockEngine, running_mock_engine
 from tests.support.gateway import Gateway, running_gateway
-from tests.support.load import Load, Outcome, load
+from tests.support.load import Load, judge, load
 from tests.support.waiting import wait_for
 
 BODY = {"model": "mock", "prompt": "Tell me.", "max_tokens": 20, "seed": 7, "temperature": 0}
@@ -70,25 +70,6 @@ def under_load(cluster: Cluster) -> Iterator[Load]:
     with load(cluster.gateway.url, BODY, CLIENTS) as running:
         running.wait_for_more(CLIENTS)
         yield running
-
-
-def judge(outcomes: list[Outcome], expected: str) -> list[Outcome]:
-    """Every request is answered whole, or had said something and ended with an explicit error: these are returned."""
-    ended_by_error = []
-    for outcome in outcomes:
-        if outcome.is_whole:
-            assert outcome.text == expected
-            continue
-        assert not outcome.broken, outcome
-        assert outcome.stream, outcome
-        assert outcome.status == 200, outcome
-        assert outcome.text, outcome
-        assert expected.startswith(outcome.text)
-        assert outcome.error is not None, outcome
-        assert outcome.error["code"] == "engine_unavailable"
-        assert outcome.ended, outcome
-        ended_by_error.append(outcome)
-    return ended_by_error
 
 
 def busy(engine: MockEngine) -> bool:

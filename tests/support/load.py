@@ -75,6 +75,26 @@ def load(url: str, body: dict[str, Any], clients: int, headers: dict[str, str] |
             thread.join()
 
 
+def judge(outcomes: list[Outcome], expected: str | None = None) -> list[Outcome]:
+    """Every request is answered whole, or had said something and ended with an explicit error: these are returned.
+    `expected` is what each answer says."""
+    ended_by_error = []
+    for outcome in outcomes:
+        if outcome.is_whole:
+            assert expected is None or outcome.text == expected
+            continue
+        assert not outcome.broken, outcome
+        assert outcome.stream, outcome
+        assert outcome.status == 200, outcome
+        assert outcome.text, outcome
+        assert expected is None or expected.startswith(outcome.text)
+        assert outcome.error is not None, outcome
+        assert outcome.error["code"] == "engine_unavailable"
+        assert outcome.ended, outcome
+        ended_by_error.append(outcome)
+    return ended_by_error
+
+
 def _ask(client: httpx.Client, body: dict[str, Any], outcome: Outcome) -> None:
     if not outcome.stream:
         answer = client.post("/v1/completions", json=body)
