@@ -1,10 +1,14 @@
-"""The virtual environments, made from the lock files and nothing else.
+"""The virtual environments, made from the lock files, and the one package of this checkout that is compiled.
 
 Each lives in the cache under a name with the hash of its locks and of its Python, so that another branch's locks make
 another environment and never change this one. Packages come from whatever sources pip is configured with.
+`logits_processors/` is built once for each state of its sources, and stands in an environment of its own that has all
+else from the one below it: a change of it costs no more than its building.
 """
 
+import os
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +17,11 @@ from types import ModuleType
 from devtools import cache
 from devtools import engine as engine_extras
 from devtools.errors import DevError
-from devtools.paths import LOCKS, home
+from devtools.paths import LOCKS, ROOT, home
 from devtools.processes import run_logged, service_environment
 from devtools.pythons import Python, engine_python, services_python
 
-# Wheels only: nothing is built from source on a user's machine, so nothing there needs a compiler.
+# Wheels only: of what is not this project's, nothing is built from source on a user's machine.
 _PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input")
 _FROM_LOCK = ("--no-deps", "--require-hashes", "--only-binary", ":all:", "--progress-bar", "off")
 
@@ -51,6 +55,7 @@ class _Recipe:
         return home() / "envs" / f"{self.name}-{cache.key(python.version, str(python.executable), *inputs)}"
 
 
+_BUILD_LOCK = LOCKS / "build.txt"
 _SERVICES = _Recipe("services", "Environment of the services", services_python, ("gateway.txt",))
 _DEV = _Recipe("dev", "Environment of tests and linters", services_python, ("dev.txt",))
 _ENGINE = _Recipe(
@@ -58,19 +63,28 @@ _ENGINE = _Recipe(
 )
 
 
+_PACKAGE = ROOT / "logits_processors"
+_PACKAGE_SOURCES = ("pyproject.toml", "CMakeLists.txt", "README.md", "src/**/*", "logits_processors/**/*")
+
+
 def services() -> Environment:
     """The gateway and the mock engine."""
     return _ensure(_SERVICES)
 
 
-def dev() -> Environment:
+def linters() -> Environment:
     """The services' packages and what tests, linters and locks need."""
     return _ensure(_DEV)
 
 
+def dev() -> Environment:
+    """The same with `logits_processors`, for the tests."""
+    return _with_package(_DEV)
+
+
 def engine() -> Environment:
-    """vLLM with torch for the CPU, on the Python that Triton's stub was built for."""
-    return _ensure(_ENGINE)
+    """vLLM with torch for the CPU and `logits_processors`, on the Python that Triton's stub was built for."""
+    return _with_package(_ENGINE)
 
 
 def is_services_made() -> bool:
@@ -83,6 +97,11 @@ def is_dev_made() -> bool:
 
 def is_engine_made() -> bool:
     return _is_made(_ENGINE)
+
+
+def is_builder_made() -> bool:
+    """What builds the package for the engine; the tests' Python is the same, or another small environment."""
+    return _is_made(_builder(_ENGINE.find_python()))
 
 
 def _is_made(recipe: _Recipe) -> bool:
@@ -104,9 +123,81 @@ def _ensure(recipe: _Recipe) -> Environment:
     return Environment(folder)
 
 
-def _make_venv(making: cache.Making, python: Python) -> None:
+def _with_package(recipe: _Recipe) -> Environment:
+    """An environment that has the package itself, and all else from the recipe's."""
+    python = recipe.find_python()
+    # First: should there be no compiler, nothing has been downloaded in vain.
+    wheel, base = _wheel(python), _ensure(recipe)
+    folder = home() / "envs" / f"{recipe.name}-{cache.key(base.folder.name, str(wheel.parent.name))}"
+
+    def make(making: cache.Making) -> None:
+        _make_venv(making, python, "--without-pip")
+        install = ["--python", str(folder / "bin" / "python3"), "install", "--no-deps", "--no-index", str(wheel)]
+        run_pip(install, making, _BUILD_LOCK, lambda _: None, base.python)
+        packages = Path("lib") / f"python{python.minor}" / "site-packages"
+        # Its own .pth files too.
+        line = f"import site; site.addsitedir({str(base.folder / packages)!r})\n"
+        (folder / packages / "_base.pth").write_text(line)
+        for place in (Path(), Path("bin")):
+            for entry in (base.folder / place).iterdir():
+                if not entry.name.startswith(".") and not (folder / place / entry.name).exists():
+                    (folder / place / entry.name).symlink_to(entry)
+
+    cache.ensure(folder, f"{recipe.title}, with logits_processors", make)
+    return Environment(folder)
+
+
+def _builder(python: Python) -> _Recipe:
+    return _Recipe("build", "Environment that builds logits_processors", lambda: python, (_BUILD_LOCK.name,))
+
+
+def _wheel_folder(python: Python) -> Path:
+    sources = sorted(path for pattern in _PACKAGE_SOURCES for path in _PACKAGE.glob(pattern) if path.is_file())
+    inputs = [
+        part
+        for path in sources
+        if path.suffix != ".pyc"
+        for part in (str(path.relative_to(_PACKAGE)).encode(), path.read_bytes())
+    ]
+    key = cache.key(python.version, str(python.executable), _BUILD_LOCK.read_bytes(), *inputs)
+    return home() / "packages" / f"logits-processors-{key}"
+
+
+def _wheel(python: Python) -> Path:
+    """The package, built for this Python."""
+    folder = _wheel_folder(python)
+    if not cache.is_made(folder):
+        check_compiler(python)
+        tools = _ensure(_builder(python))
+
+        def make(making: cache.Making) -> None:
+            making.say("compiling")
+            arguments = ["wheel", "--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", str(folder)]
+            path = f"{tools.folder / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+            run_pip([*arguments, str(_PACKAGE)], making, _BUILD_LOCK, lambda _: None, tools.python, PATH=path)
+
+        cache.ensure(folder, "Package logits_processors", make)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def check_compiler(python: Python) -> None:
+    """Raises unless the package can be built here for this Python."""
+    if shutil.which("g++") is None:
+        raise DevError(
+            "The logits processors are built on this machine, which has no g++; install it (on Debian and Ubuntu the "
+            "package g++) and run this again."
+        )
+    if not (python.headers / "Python.h").is_file():
+        raise DevError(
+            f"The logits processors are built for {python.executable}, which has no C headers; install them (on Debian "
+            f"and Ubuntu the package python{python.minor}-dev) and run this again."
+        )
+
+
+def _make_venv(making: cache.Making, python: Python, *options: str) -> None:
     making.say("venv")
-    command: list[str | Path] = [python.executable, "-I", "-m", "venv", making.folder]
+    command: list[str | Path] = [python.executable, "-I", "-m", "venv", *options, making.folder]
     if run_logged(command, making.log, env=service_environment(), pass_fds=[making.lock]) != 0:
         raise DevError(f"{python.executable} could not make a virtual environment; see {making.log}.")
 
@@ -132,11 +223,17 @@ def _install(making: cache.Making, lock: Path) -> None:
 
 
 def run_pip(
-    arguments: list[str], making: cache.Making, lock: Path, on_line: cache.Say, python: Path | None = None
+    arguments: list[str],
+    making: cache.Making,
+    lock: Path,
+    on_line: cache.Say,
+    python: Path | None = None,
+    **changes: str,
 ) -> None:
-    """Runs the pip of `making`'s folder, or of `python`; a failure becomes one sentence that says what to do."""
+    """Runs the pip of `making`'s folder, or of `python`, with `changes` of the environment; a failure becomes one
+    sentence that says what to do."""
     command: list[str | Path] = [python or making.folder / "bin" / "python3", "-I", *_PIP, *arguments]
-    env = service_environment(PYTHONUNBUFFERED="1")
+    env = service_environment(PYTHONUNBUFFERED="1", **changes)
     if run_logged(command, making.log, on_line=on_line, env=env, pass_fds=[making.lock]) != 0:
         raise DevError(explain_pip(making.log.read_text(errors="replace"), lock) + f" (pip's log: {making.log})")
 

@@ -30,7 +30,7 @@ _ENGINE_EXCLUDES = "torchvision\ntorchaudio\ntorchcodec\ntriton\n"
 
 
 def renew() -> None:
-    environment = environments.dev()
+    environment = environments.linters()
     with tempfile.TemporaryDirectory() as scratch:
         _renew(environment, Path(scratch))
 
@@ -62,6 +62,7 @@ def _renew(environment: environments.Environment, scratch: Path) -> None:
     constraints += ["--constraints", "locks/gateway-tracing.txt"]
     # The tests run what the services run.
     compile("dev.txt", "pyproject.toml", *extras, "--extra", "dev", *constraints, *_ANY_TARGET)
+    compile("build.txt", "--group", "build", *_ANY_TARGET)
     compile("artifacts.txt", "--group", "artifacts", "--no-deps", *_ENGINE_TARGET)
 
     wheels = scratch / "wheels"

@@ -22,6 +22,7 @@ print(json.dumps({
     "implementation": platform.python_implementation(),
     "version": platform.python_version(),
     "venv": all(importlib.util.find_spec(module) for module in ("venv", "ensurepip")),
+    "headers": sysconfig.get_path("include"),
     "library": next((path for path in libraries if os.path.exists(path)), ""),
 }))
 """
@@ -29,12 +30,14 @@ print(json.dumps({
 
 @dataclass(frozen=True)
 class Python:
-    """An interpreter as it describes itself. `library` is its shared library, None where it has none."""
+    """An interpreter as it describes itself. `library` is its shared library, None where it has none; `headers` the
+    folder of its C headers, which may be absent."""
 
     executable: Path
     version: str
     has_venv: bool
     library: Path | None
+    headers: Path
 
     @property
     def minor(self) -> str:
@@ -53,7 +56,7 @@ def probe(executable: str) -> Python | None:
         return None
     library = Path(facts["library"]) if facts["library"] else None
     # Resolved: also asked from inside a virtual environment, the answer is the interpreter that it was made from.
-    return Python(Path(facts["executable"]).resolve(), facts["version"], facts["venv"], library)
+    return Python(Path(facts["executable"]).resolve(), facts["version"], facts["venv"], library, Path(facts["headers"]))
 
 
 def services_python() -> Python:

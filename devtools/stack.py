@@ -319,6 +319,8 @@ def engine_environment(engine: environments.Environment, metrics: Path) -> dict[
         # Threads that wait for each other sleep instead of spinning: where others want the cores too, spinning keeps
         # the very thread from running that is waited for, and a token takes seconds.
         OMP_WAIT_POLICY="PASSIVE",
+        # Its successor takes no logits processors of the class that `logits_processors` has; on a CPU it cannot run.
+        VLLM_USE_V2_MODEL_RUNNER="0",
         # vLLM's registry writes its files here; only what stands in tritonserver's own environment counts.
         PROMETHEUS_MULTIPROC_DIR=str(metrics),
     )

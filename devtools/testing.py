@@ -66,6 +66,6 @@ def _needs_engine(arguments: list[str]) -> bool:
 
 def lint() -> int:
     """ruff and mypy over the checkout; 0 if both are content."""
-    dev = environments.dev()
+    dev = environments.linters()
     commands: list[list[str | Path]] = [[dev.program("ruff"), "check", "."], [dev.program("mypy")]]
     return max(subprocess.run(command, cwd=ROOT, env=service_environment()).returncode for command in commands)

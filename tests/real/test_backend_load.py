@@ -11,6 +11,7 @@ import pytest
 
 from devtools.models import TINY
 from devtools.stack import Stack
+from tests.support.catalogs import PROCESSOR
 
 
 @pytest.fixture
@@ -38,6 +39,23 @@ def change(folder: Path, **arguments: Any) -> None:
 def test_an_unknown_engine_argument(stack: Stack, broken: Path) -> None:
     change(broken, max_model_length=5, gpus=1)
     assert "model.json: gpus, max_model_length: not among the installed vLLM's engine arguments." in load_error(stack)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        (
+            {"logits_processors": [PROCESSOR], "additional_config": {"constraints": {"threads": 0}}},
+            "model.json: additional_config.constraints.threads: must be a whole number from 1 to 64, not 0.",
+        ),
+        ({"logits_processors": ["nowhere:Some"]}, "model.json: logits_processors: nowhere:Some cannot be loaded: "),
+    ],
+)
+def test_a_logits_processor_that_cannot_be_had_as_it_is_set_up(
+    changed: dict[str, Any], reason: str, stack: Stack, broken: Path
+) -> None:
+    change(broken, **changed)
+    assert reason in load_error(stack)
 
 
 def test_a_model_that_is_not_there(stack: Stack, broken: Path) -> None:

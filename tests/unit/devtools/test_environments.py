@@ -1,13 +1,18 @@
-"""What pip says when it fails, turned into what to do. Each text is asked of a real pip."""
+"""What pip says when it fails, turned into what to do (each text is asked of a real pip), and what the package of this
+checkout is built by."""
 
+import dataclasses
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from devtools.environments import explain_pip
+from devtools import environments, pythons
+from devtools.environments import check_compiler, explain_pip
+from devtools.errors import DevError
 from devtools.paths import LOCKS
 
 
@@ -79,3 +84,40 @@ def test_the_dev_lock_holds_what_the_services_run() -> None:
 
     for part in ("gateway.txt", "metrics-proxy.txt", "prefetch.txt"):
         assert pinned(part) <= pinned("dev.txt")
+
+
+def own_python() -> pythons.Python:
+    found = pythons.probe(sys.executable)
+    assert found is not None
+    return found
+
+
+def test_without_a_compiler_it_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(DevError, match=r"no g\+\+; install it \(.* package g\+\+\)"):
+        check_compiler(own_python())
+
+
+def test_without_headers_of_python_their_package_is_named(tmp_path: Path) -> None:
+    python = own_python()
+    check_compiler(python)
+    with pytest.raises(DevError, match=rf"no C headers; install them \(.* python{python.minor}-dev\)"):
+        check_compiler(dataclasses.replace(python, headers=tmp_path))
+
+
+def test_the_package_is_built_again_when_a_source_of_it_changes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    package = tmp_path / "package"
+    shutil.copytree(environments._PACKAGE, package)
+    before = environments._wheel_folder(own_python())
+    monkeypatch.setattr(environments, "_PACKAGE", package)
+    assert environments._wheel_folder(own_python()) == before
+    (package / "logits_processors" / "__pycache__").mkdir(exist_ok=True)
+    (package / "logits_processors" / "__pycache__" / "rows.cpython-311.pyc").write_bytes(b"")
+    assert environments._wheel_folder(own_python()) == before
+    for place in ("src/machines/third.cpp", "logits_processors/third.py"):
+        (package / place).write_text("")
+        after = environments._wheel_folder(own_python())
+        assert after != before
+        before = after
