@@ -42,6 +42,19 @@ class Row(NamedTuple):
     promised: str
     holds: bool
 
+    def show(self) -> None:
+        print(f"| {self.what} | {self.value}{'' if self.holds else ' (missed)'} | {self.promised} |", flush=True)
+
+
+class Table(list[Row]):
+    """Lines that are printed as they come."""
+
+    def append(self, row: Row) -> None:
+        if not self:
+            print("| | measured | promised |\n|---|---|---|")
+        row.show()
+        super().append(row)
+
 
 # Entries: three to seven tokens of which the first ones are shared, as those of ids and titles are.
 
@@ -177,16 +190,16 @@ def masks_of(batch: Any) -> Callable[[], object]:
     return compute
 
 
-def measure_masks(folder: Path) -> tuple[list[Row], dict[str, list[float]]]:
+def measure_masks(folder: Path, rows: Table) -> dict[str, list[float]]:
     """Ours against the adapter's, masks only; the times of the last catalogue by batch size."""
     import torch
 
-    rows, curves = [], {}
-    for vocabulary in VOCABULARIES:
-        for size in SIZES:
-            entries = make_entries(size, vocabulary)
+    curves = {}
+    for size in SIZES:
+        entries = make_entries(size, VOCABULARIES[0])
+        trie = PythonTrie(entries)
+        for vocabulary in VOCABULARIES:
             write_catalog(folder, "entries", entries, vocabulary)
-            trie = PythonTrie(entries)
             ours, adapters, singles = [], [], []
             for number in BATCHES:
                 walk = Walk(entries, number)
@@ -225,10 +238,10 @@ def measure_masks(folder: Path) -> tuple[list[Row], dict[str, list[float]]]:
                 )
             )
             curves = {"AdapterLogitsProcessor, Python": adapters, "logits_processors": ours}
-    return rows, curves
+    return curves
 
 
-def measure_resumed() -> list[Row]:
+def measure_resumed(rows: Table) -> None:
     """The second thread where there is much to compute: 256 requests come back with a thousand tokens each."""
     from logits_processors._native import Batch, Constraints
 
@@ -247,21 +260,20 @@ def measure_resumed() -> list[Row]:
             batch.finish()
             fastest = min(fastest, time.perf_counter() - begin)
         times.append(fastest * 1e3)
-    return [
+    rows.append(
         Row(
             "256 resumed requests of 1,000 tokens, no_repeat_ngram: one thread / two",
             f"{times[0]:.1f} / {times[1]:.1f} ms = {times[0] / times[1]:.2f}",
             "shown",
             True,
         )
-    ]
+    )
 
 
-def measure_apply(folder: Path) -> list[Row]:
+def measure_apply(folder: Path, rows: Table) -> None:
     """The whole apply against the adapter's, and against filling as many bytes."""
     import torch
 
-    rows = []
     for vocabulary in VOCABULARIES:
         entries = make_entries(SIZES[0], vocabulary)
         write_catalog(folder, "entries", entries, vocabulary)
@@ -308,10 +320,9 @@ def measure_apply(folder: Path) -> list[Row]:
                     adapted > ours,
                 )
             )
-    return rows
 
 
-def measure_grammar(folder: Path, model: Path) -> tuple[list[Row], list[float]]:
+def measure_grammar(folder: Path, model: Path, rows: Table) -> list[float]:
     """Ours against xgrammar's batch fill, of the same entries as a choice; its times by batch size."""
     import torch
     import xgrammar
@@ -321,7 +332,7 @@ def measure_grammar(folder: Path, model: Path) -> tuple[list[Row], list[float]]:
     choose = random.Random(5)
     texts = sorted({"B0" + "".join(choose.choices(_LETTERS, k=8)) for _ in range(_GRAMMAR_ENTRIES)})
     entries = [tuple(encoding.ids) for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]
-    rows, curve = [], []
+    curve: list[float] = []
     for vocabulary in VOCABULARIES:
         write_catalog(folder, "choice", entries, vocabulary)
         known = [tokenizer.id_to_token(index) or "" for index in range(tokenizer.get_vocab_size())]
@@ -376,10 +387,10 @@ def measure_grammar(folder: Path, model: Path) -> tuple[list[Row], list[float]]:
             )
         )
         curve = times
-    return rows, curve
+    return curve
 
 
-def measure_building(folder: Path, model: Path) -> list[Row]:
+def measure_building(folder: Path, model: Path, rows: Table) -> None:
     from logits_processors._native import Catalog
     from logits_processors.catalogs import build, load_tokenizer
 
@@ -398,7 +409,7 @@ def measure_building(folder: Path, model: Path) -> list[Row]:
         Catalog(str(target))
         mapping = min(mapping, time.perf_counter() - begin)
     each = built.size / built.entries
-    return [
+    for row in (
         Row(
             f"{built.entries:,} entries: build, from text",
             f"{spent:.0f} s ({spent_cpu:.0f} s of processors)",
@@ -407,7 +418,8 @@ def measure_building(folder: Path, model: Path) -> list[Row]:
         ),
         Row(f"{built.entries:,} entries: map and check", f"{mapping * 1000:.0f} ms", "under 1 s", mapping < 1),
         Row(f"{built.entries:,} entries: size", f"{each:.1f} bytes an entry", "under 40", each < 40),
-    ]
+    ):
+        rows.append(row)
 
 
 def draw(curves: dict[str, list[float]]) -> str:
@@ -457,17 +469,13 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work)
-        rows, curves = measure_masks(folder)
-        rows += measure_resumed()
-        rows += measure_apply(folder)
-        compared, curve = measure_grammar(folder, arguments.model)
-        rows += compared
-        curves[f"xgrammar, {_GRAMMAR_ENTRIES:,} entries"] = curve
+        rows = Table()
+        curves = measure_masks(folder, rows)
+        measure_resumed(rows)
+        measure_apply(folder, rows)
+        curves[f"xgrammar, {_GRAMMAR_ENTRIES:,} entries"] = measure_grammar(folder, arguments.model, rows)
         if not arguments.without_building:
-            rows += measure_building(folder, arguments.model)
-    print("| | measured | promised |\n|---|---|---|")
-    for row in rows:
-        print(f"| {row.what} | {row.value}{'' if row.holds else ' (missed)'} | {row.promised} |")
+            measure_building(folder, arguments.model, rows)
     if arguments.picture is not None:
         arguments.picture.write_text(draw(curves), encoding="utf-8")
     return 0 if all(row.holds for row in rows) else 1

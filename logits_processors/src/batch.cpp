@@ -127,6 +127,8 @@ void Batch::compute(Slot& slot) {
     slot.machine->mask(slot.mask);
     if (slot.mask.allowed() == 0) {
         for (const Token end : slot.ends) slot.mask.allow(end);
+        // Without a token to end with: an empty mask would make the sampler choose what is no number.
+        if (slot.mask.allowed() == 0) slot.mask.allow_all();
         dead_ends_.fetch_add(1, std::memory_order_relaxed);
     }
     slot.is_current = true;

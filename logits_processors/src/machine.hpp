@@ -37,7 +37,7 @@ struct Setting {
     CatalogStore& catalogs;
     /// The tokens of a text, without special ones.
     std::function<std::vector<Token>(const std::string&)> encode;
-    /// The tokens that end the output, not empty.
+    /// The tokens that end the output.
     std::vector<Token> ends;
 };
 

@@ -86,3 +86,40 @@ def test_without_a_constraint_pairs_do_come_twice(run: Run) -> None:
         pairs = list(pairwise(ids))
         repeats += len(pairs) - len(set(pairs))
     assert repeats > 0
+
+
+def ask(program: str) -> list[str]:
+    """The lines that a program prints, run by the engine's Python."""
+    offline = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    command: list[str | Path] = [environments.engine().python, "-I", "-c", program]
+    said = subprocess.run(command, env=service_environment(**offline), capture_output=True, text=True)
+    assert said.returncode == 0, said.stderr[-4000:]
+    return said.stdout.splitlines()
+
+
+def test_the_import_starts_nothing_and_leaves_vllm_alone(engine_platform: None) -> None:
+    assert ask("""
+import os, sys
+import logits_processors, logits_processors._native
+print(len(os.listdir("/proc/self/task")), sorted({"torch", "vllm", "transformers"} & set(sys.modules)))
+""") == ["1 []"]
+
+
+_V2 = """
+from types import SimpleNamespace
+from vllm.v1.worker.gpu.sample.logits_processor.loader import _load_v2_logitsprocs_by_fqcns
+
+(processor,) = _load_v2_logitsprocs_by_fqcns(["logits_processors:ConstraintProcessor"])
+config = SimpleNamespace(use_v2_model_runner=True, additional_config={})
+for act in (lambda: processor(config, None), lambda: processor.configure(config)):
+    try:
+        act()
+    except ValueError as error:
+        print(error)
+"""
+
+
+def test_under_model_runner_v2_one_sentence_says_what_to_do(engine_platform: None) -> None:
+    lines = ask(_V2)[-2:]
+    assert lines[0] == lines[1]
+    assert "VLLM_USE_V2_MODEL_RUNNER=0" in lines[0]
