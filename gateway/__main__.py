@@ -12,10 +12,11 @@ signal.signal(signal.SIGINT, signal.SIG_DFL)
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 from gateway.access import command as keys
-from gateway.access.authentication import check_exposure
+from gateway.access.authentication import Access, check_exposure
 from gateway.access.redaction import redact_logs
 from gateway.app import Gateway
 from gateway.check import command as check
+from gateway.observe.tracing import check_packages
 from gateway.reload import Source
 from gateway.server import Protocol
 from gateway.workers import Supervisor
@@ -36,6 +37,10 @@ def main() -> int:
         logs.configure(settings.log_level)
         redact_logs()
         if settings.workers > 1:
+            # What the workers need is judged before there are any.
+            Access(settings.keys_file)
+            if settings.otlp_endpoint:
+                check_packages()
             supervisor = Supervisor(settings, source)
             check_exposure(supervisor.address, settings)
         else:

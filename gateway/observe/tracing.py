@@ -21,20 +21,26 @@ if TYPE_CHECKING:
 _SERVICE = "gateway"
 
 
+def check_packages() -> None:
+    """Raises `SettingsError` where the extra is not installed."""
+    try:
+        import opentelemetry.exporter.otlp.proto.http
+        import opentelemetry.sdk  # noqa: F401
+    except ImportError:
+        raise SettingsError("The setting 'otlp_endpoint' needs OpenTelemetry: install '.[gateway,tracing]'.") from None
+
+
 class Tracing:
     """`start`, then `begin` and `finish` for each request, and `close`. Raises `SettingsError` where packages miss."""
 
     def __init__(self, endpoint: str) -> None:
-        try:
-            from opentelemetry import trace
-            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-            from opentelemetry.sdk.resources import Resource
-            from opentelemetry.sdk.trace import TracerProvider
-            from opentelemetry.sdk.trace.export import BatchSpanProcessor
-        except ImportError:
-            raise SettingsError(
-                "The setting 'otlp_endpoint' needs OpenTelemetry: install '.[gateway,tracing]'."
-            ) from None
+        check_packages()
+        from opentelemetry import trace
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
         self._trace = trace
         self._provider = TracerProvider(resource=Resource.create({"service.name": _SERVICE}), shutdown_on_exit=False)
         self._exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")

@@ -221,6 +221,18 @@ def test_a_start_on_every_address_without_keys_is_refused(address: str, reposito
     assert start.stderr.splitlines()[-1].startswith(f"gateway: Other machines could use {address} without a key")
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_start_with_a_broken_file_is_refused(workers: str, repository: Path, tmp_path: Path) -> None:
+    file = tmp_path / "keys.yaml"
+    file.write_text("team: 5\n")
+    flags = ("--port", "0", "--model-repository", str(repository), "--keys-file", str(file), "--workers", workers)
+    start = subprocess.run(
+        [sys.executable, "-m", "gateway", *flags], cwd=ROOT, capture_output=True, text=True, timeout=100
+    )
+    assert start.returncode == 2
+    assert start.stderr.splitlines()[-1].startswith("gateway: The key team in ")
+
+
 def test_unless_a_flag_says_so(engine_process: MockEngine, repository: Path) -> None:
     flags = ("--triton", engine_process.url, "--model-repository", str(repository))
     with running_gateway(*flags, "--host", "0.0.0.0", "--allow-anonymous") as gateway:
