@@ -66,13 +66,15 @@ class Control:
 
     async def _watch(self, instance: Instance) -> None:
         wake = self._wake[instance.name]
-        async with triton_client(instance.url, PROBE_TIMEOUT_S) as client:
-            while True:
+        while True:
+            # A kept connection may belong to that one of Triton's HTTP threads which loads a model, and be silent for
+            # as long; a new one goes to another thread.
+            async with triton_client(instance.url, PROBE_TIMEOUT_S) as client:
                 await self._probe(instance, client)
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(PROBE_INTERVAL_S):
-                        await wake.wait()
-                wake.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PROBE_INTERVAL_S):
+                    await wake.wait()
+            wake.clear()
 
     async def _probe(self, instance: Instance, client: InferenceServerClient) -> None:
         ready: dict[str, ModelContract] = {}
