@@ -96,11 +96,6 @@ class ModelList:
             _log.warning("no model is served yet: %s holds no usable one with the backend vllm", where)
 
     @property
-    def triton_models(self) -> list[str]:
-        """The names in Triton of all that may be served, ready or not."""
-        return sorted({model.triton_model for model in self.served})
-
-    @property
     def discovers(self) -> bool:
         """Whether models appear by themselves."""
         return not self._configured
@@ -159,6 +154,9 @@ class ModelList:
                 model = read_model(settings, engine)
             except SettingsError as error:
                 return _Sight(looks, found, broken=str(error))
+            except Exception as error:
+                # Wrong in a way that nobody foresaw: that must not cost the other models.
+                return _Sight(looks, found, broken=f"Reading it failed: {error!r}.")
         return _Sight(looks, found, Source(settings=settings, engine=engine, revision=0), model)
 
     def _take(self, key: _Key, seen: _Sight) -> None:

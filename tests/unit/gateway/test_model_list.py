@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from gateway import model_list, models
 from gateway.model_list import Copy, Listing, ModelList
-from gateway.models import ServedModels, named
+from gateway.models import ServedModel, ServedModels, named
 from gateway.openai.errors import ApiError
-from gateway.settings import load
+from gateway.repository import EngineArguments
+from gateway.settings import ModelSettings, load
 from tests.support.refusals import refusal
 
 ALL_READY = frozenset({"a", "b", "c"})
@@ -208,6 +210,28 @@ async def test_a_broken_model_costs_itself_alone_and_one_line(
     publish(first, "b")
     assert await watched.look("a", "b")
     assert (watched.names, watched.served.broken) == (["a", "b"], {})
+
+
+async def test_a_model_that_is_wrong_in_an_unforeseen_way_costs_itself_alone(
+    first: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(first, "a")
+    watched = Watched(repositories=[first])
+    whole = models.read_model
+
+    def read_model(settings: ModelSettings, engine: EngineArguments) -> ServedModel:
+        if settings.triton_model == "b":
+            raise ZeroDivisionError
+        return whole(settings, engine)
+
+    monkeypatch.setattr(model_list, "read_model", read_model)
+    for name in ("b", "c"):
+        publish(first, name)
+    for _ in range(2):
+        await watched.look("a", "b", "c")
+    assert watched.names == ["a", "c"]
+    (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert line == "model b cannot be used: Reading it failed: ZeroDivisionError()."
 
 
 async def test_a_model_that_breaks_later_stays_as_it_was_read(first: Path, caplog: pytest.LogCaptureFixture) -> None:
