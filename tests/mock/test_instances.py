@@ -152,3 +152,25 @@ def test_all_ends_with_nothing_in_flight(cluster: Cluster) -> None:
     wait_for(lambda: cluster.gateway.metric("gateway_requests_in_flight") == 0, "the end of all requests")
     wait_for(lambda: not any(map(busy, cluster.engines)), "the end of their requests")
     assert not [line for line in cluster.gateway.logs if "exception" in line or "Traceback" in json.dumps(line)]
+
+
+def test_a_canary_finds_a_hang_before_a_client_does_and_the_return() -> None:
+    """With nobody asking anything."""
+    with running_mock_engine() as first, running_mock_engine() as second:
+        flags = ("--triton", first.url, "--triton", second.url, "--models", '[{"triton_model": "mock"}]')
+        with running_gateway(*flags, "--canary-interval", "0.5", "--stall-timeout", "1") as gateway:
+            gateway.wait_until_ready()
+
+            def logged(engine: MockEngine, state: str) -> bool:
+                where = f"on {engine.url.removeprefix('http://')} is {state}"
+                return any(where in str(line["message"]) for line in list(gateway.logs))
+
+            wait_for(lambda: first.requests() and second.requests(), "a canary for each")
+            (canary, *_) = first.requests()
+            assert canary["sampling_parameters"]["max_tokens"] == 1
+            first.add_fault(stall_before=True)
+            wait_for(lambda: logged(first, "ejected"), "the end of its patience")
+            assert not logged(second, "ejected")
+            first.clear_faults()
+            wait_for(lambda: logged(first, "ramping"), "its return")
+            assert gateway.metric("gateway_requests_total") == 0
