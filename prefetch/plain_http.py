@@ -5,9 +5,10 @@ sending. urllib3, which does it otherwise, copies each byte once more and costs 
 TLS and proxies are left to it: there decryption costs many times that, and their settings are botocore's own.
 """
 
+import contextlib
 import http.client
 import socket
-from collections import deque
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,21 +18,21 @@ from urllib3.util import wait_for_read
 
 
 class Connections:
-    """Those to one server, kept open. `send` is the handler of the event. Safe for threads."""
+    """They are kept open. `send` is the handler of the event. Safe for threads."""
 
-    def __init__(self, url: str, connect_timeout: float, read_timeout: float) -> None:
-        """`url` is the server's; the timeouts in seconds."""
-        address = urlsplit(url)
-        self._host, self._port = address.hostname or "", address.port
+    def __init__(self, connect_timeout: float, read_timeout: float) -> None:
+        """In seconds."""
         self._connect_timeout = connect_timeout
         self._read_timeout = read_timeout
-        self._idle: deque[http.client.HTTPConnection] = deque()
+        self._idle: defaultdict[tuple[str, int], list[http.client.HTTPConnection]] = defaultdict(list)
 
-    def send(self, request: AWSPreparedRequest, **_: Any) -> AWSResponse:
-        """Raises OSError, http.client.HTTPException."""
-        connection = self._take()
+    def send(self, request: AWSPreparedRequest, **_: Any) -> AWSResponse | None:
+        """None for a request that is not of plain HTTP: botocore sends it then. Raises OSError, HTTPException."""
+        url = urlsplit(request.url)
+        if url.scheme != "http":
+            return None
+        connection = self._take(url.hostname or "", url.port)
         try:
-            url = urlsplit(request.url)
             target = f"{url.path}?{url.query}" if url.query else url.path
             connection.request(request.method, target, request.body, dict(request.headers.items()))
             answer = connection.getresponse()
@@ -41,16 +42,19 @@ class Connections:
         return AWSResponse(request.url, answer.status, dict(answer.headers.items()), _Raw(self, connection, answer))
 
     def give_back(self, connection: http.client.HTTPConnection) -> None:
-        self._idle.append(connection)
+        self._idle[connection.host, connection.port].append(connection)
 
-    def _take(self) -> http.client.HTTPConnection:
-        while self._idle:
-            connection = self._idle.pop()
-            # One that can be read is one that the server has closed.
-            if connection.sock and not wait_for_read(connection.sock, 0):
-                return connection
-            connection.close()
-        connection = http.client.HTTPConnection(self._host, self._port, self._connect_timeout)
+    def _take(self, host: str, port: int | None) -> http.client.HTTPConnection:
+        idle = self._idle[host, port or http.client.HTTP_PORT]
+        # Another thread may take the last one.
+        with contextlib.suppress(IndexError):
+            while True:
+                connection = idle.pop()
+                # One that can be read is one that the server has closed.
+                if connection.sock and not wait_for_read(connection.sock, 0):
+                    return connection
+                connection.close()
+        connection = http.client.HTTPConnection(host, port, self._connect_timeout)
         connection.connect()
         connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection.sock.settimeout(self._read_timeout)

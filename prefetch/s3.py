@@ -199,9 +199,8 @@ class S3:
             session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=str)
             region = self._config.region or session.get_config_variable("region") or "us-east-1"
             client = session.create_client("s3", region_name=region, endpoint_url=self._config.endpoint, config=config)
-            url = client.meta.endpoint_url
-            if url.startswith("http://") and not get_environ_proxies(url):
-                connections = Connections(url, self._config.connect_timeout, self._config.read_timeout)
+            if not get_environ_proxies(client.meta.endpoint_url):
+                connections = Connections(self._config.connect_timeout, self._config.read_timeout)
                 client.meta.events.register("before-send.s3", connections.send)
             return client
         except botocore.exceptions.BotoCoreError as error:
