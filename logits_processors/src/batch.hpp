@@ -46,6 +46,15 @@ class Batch {
     };
     [[nodiscard]] std::vector<Constrained> constrained() const;
 
+    /// Brings what is known of a place closer to the processor: rows are many, and between two steps a model was computed.
+    void prefetch(std::size_t place) const {
+        const Slot& slot = slots_[place];
+        __builtin_prefetch(slot.output.data());
+        __builtin_prefetch(slot.machine.get());
+        __builtin_prefetch(reinterpret_cast<const char*>(slot.machine.get()) + 64);
+        __builtin_prefetch(&slot.mask);
+    }
+
     /// What is known of the output at a mask's place.
     [[nodiscard]] std::span<const Token> output(std::size_t place) const;
 

@@ -57,7 +57,17 @@ nb::bytes bytes_of(const Fingerprint& fingerprint) { return nb::bytes(fingerprin
 
 /// A token as it stands in an output list: -1 is the place of one that is not known yet.
 std::optional<Token> token_at(PyObject* list, Py_ssize_t index) {
-    const long token = PyLong_AsLong(PyList_GET_ITEM(list, index));
+    PyObject* item = PyList_GET_ITEM(list, index);
+#if PY_VERSION_HEX >= 0x030c0000
+    if (PyLong_CheckExact(item) && PyUnstable_Long_IsCompact(reinterpret_cast<PyLongObject*>(item))) {
+        const Py_ssize_t small = PyUnstable_Long_CompactValue(reinterpret_cast<PyLongObject*>(item));
+        return small < 0 ? std::nullopt : std::optional(static_cast<Token>(small));
+    }
+#else
+    // One digit, positive: without the call, which costs more than all else here.
+    if (PyLong_CheckExact(item) && Py_SIZE(item) == 1) return reinterpret_cast<PyLongObject*>(item)->ob_digit[0];
+#endif
+    const long token = PyLong_AsLong(item);
     if (token == -1 && PyErr_Occurred()) throw nb::python_error();
     if (token < 0) return std::nullopt;
     return static_cast<Token>(token);
@@ -122,7 +132,13 @@ class ListBatch {
     /// Reads the lists. Whether every token in them is known.
     bool read() {
         bool is_known = true;
-        for (const auto& [row, place] : batch.constrained()) is_known &= read_list(place);
+        const auto rows = batch.constrained();
+        for (const auto& [row, place] : rows) __builtin_prefetch(lists_[place].ptr());
+        for (const auto& [row, place] : rows) {
+            __builtin_prefetch(reinterpret_cast<PyListObject*>(lists_[place].ptr())->ob_item);
+            batch.prefetch(place);
+        }
+        for (const auto& [row, place] : rows) is_known &= read_list(place);
         return is_known;
     }
 

@@ -12,7 +12,7 @@ namespace constraints {
 
 namespace {
 
-constexpr std::chrono::microseconds kLong{50};
+constexpr std::chrono::microseconds kLong{200};
 
 void use_all_processors() {
     cpu_set_t all;

@@ -23,8 +23,8 @@ class Pool {
     Pool(const Pool&) = delete;
     Pool& operator=(const Pool&) = delete;
 
-    /// When the other threads are woken, which costs some ten microseconds: at the start, or only once the caller, in
-    /// `join`, has been at it for longer than that.
+    /// When the other threads are woken, which costs tens of microseconds: at the start, or only once the caller, in
+    /// `join`, has been at it for much longer than that.
     enum class Wake { now, if_long };
 
     /// Begins `task(0)` to `task(count - 1)`, in any order. Must be joined before the next start.
