@@ -14,6 +14,8 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 from gateway.observe import multiprocess
 
 if __name__ == "__main__":
+    # Until it can read anything again.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     # Ahead of whatever makes a metric.
     multiprocess.join(Path(sys.argv[3]))
 

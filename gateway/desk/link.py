@@ -5,6 +5,7 @@ knows the state of an instance before it is sent there. A worker that dies close
 """
 
 import asyncio
+import logging
 import socket
 from collections.abc import Callable
 from typing import Any, cast
@@ -19,6 +20,8 @@ from gateway.model_list import Copy, Listing
 from gateway.openai.errors import ApiError
 from gateway.settings import Settings
 from gateway.triton.generate import Connections
+
+_log = logging.getLogger(__name__)
 
 
 class _Lines(asyncio.Protocol):
@@ -93,7 +96,11 @@ class RemoteDesk:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self.front.tick()
+            try:
+                self.front.tick()
+            except Exception:
+                # Unless it hears of tokens, the desk gives every instance up.
+                _log.exception("a worker met an unexpected failure")
 
     def enter(self, number: int, ask: Ask) -> None:
         limits = ask.limits
