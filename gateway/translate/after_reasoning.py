@@ -26,6 +26,9 @@ _ANALYSIS: Final = f"<|channel|>analysis{_MESSAGE}"
 _FINAL: Final = "<|channel|>final"
 _HARMONY_MARKS: Final = re.compile(r"(<\|[a-z]+\|>)")
 """Of gpt-oss; `gateway.output.tools.gpt_oss` reads them."""
+_TAKES_TAGS: Final = ("xgrammar", "auto")
+"""vLLM's `auto` gives a structural tag to xgrammar, which takes it whatever the schema inside; what both of its backends
+enforce is all that `schema_check` lets through for it."""
 _SLASH_OR_ESCAPE: Final = re.compile(r"\\.|/", re.DOTALL)
 
 
@@ -41,7 +44,7 @@ def after_reasoning(
     """
     if backend == "guidance" and added_tokens is not None and (answer := _lark(constraint)) is not None:
         return Constraint("grammar", _lark_after(answer, marks, opened, added_tokens), constraint.place)
-    if backend == "xgrammar" and (form := _format(constraint)) is not None:
+    if backend in _TAKES_TAGS and (form := _format(constraint)) is not None:
         return Constraint("structural_tag", _tag_after(form, marks, opened), constraint.place)
     return None
 
@@ -61,7 +64,7 @@ def after_analysis(
         return None
     if backend == "guidance" and added_tokens is not None and (answer := _lark(constraint)) is not None:
         return Constraint("grammar", _lark_after_analysis(answer, added_tokens), constraint.place)
-    if backend == "xgrammar" and (form := _format(constraint)) is not None:
+    if backend in _TAKES_TAGS and (form := _format(constraint)) is not None:
         return Constraint("structural_tag", _tag_after_analysis(form), constraint.place)
     return None
 

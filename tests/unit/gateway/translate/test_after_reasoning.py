@@ -272,12 +272,22 @@ def test_xgrammar_takes_it_as_a_structural_tag() -> None:
     assert any_object["elements"][0]["json_schema"] == {"type": "object"}
 
 
+@pytest.mark.parametrize("opened", [True, False])
+def test_auto_gives_a_structural_tag_to_xgrammar(opened: bool) -> None:
+    checked = check(JSON, "auto")
+    found = after_reasoning(checked, THINK, opened, "auto", None)
+    assert found == after_reasoning(checked, THINK, opened, "xgrammar", None)
+    assert found is not None
+    assert after_analysis(checked, ASSISTANT, "auto", None) == after_analysis(checked, ASSISTANT, "xgrammar", None)
+
+
 @pytest.mark.parametrize(
     ("constraint", "backend"),
     [
         (Constraint("grammar", "start: /a/", "guided_grammar"), "guidance"),
         (Constraint("structural_tag", "{}", "response_format"), "guidance"),
         (Constraint("regex", "a+", "guided_regex"), "xgrammar"),
+        (Constraint("regex", "a+", "guided_regex"), "auto"),
         (JSON, "outlines"),
         (JSON, ""),
     ],
