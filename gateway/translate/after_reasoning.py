@@ -27,8 +27,8 @@ _FINAL: Final = "<|channel|>final"
 _HARMONY_MARKS: Final = re.compile(r"(<\|[a-z]+\|>)")
 """Of gpt-oss; `gateway.output.tools.gpt_oss` reads them."""
 _TAKES_TAGS: Final = ("xgrammar", "auto")
-"""vLLM's `auto` gives a structural tag to xgrammar, which takes it whatever the schema inside; what both of its backends
-enforce is all that `schema_check` lets through for it."""
+"""vLLM's `auto` gives a structural tag to xgrammar, whatever the schema inside; `schema_check` lets through for it what
+both of its backends enforce."""
 _SLASH_OR_ESCAPE: Final = re.compile(r"\\.|/", re.DOTALL)
 
 

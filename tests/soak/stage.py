@@ -36,7 +36,8 @@ class Engine:
 
     @property
     def control(self) -> MockEngine:
-        return MockEngine(f"http://127.0.0.1:{self._port}")
+        assert self._process is not None
+        return MockEngine(f"http://127.0.0.1:{self._port}", self._process.pid)
 
     def start(self) -> None:
         flags = ("--port", self._port, "--token-interval-ms", str(TOKEN_MS))
