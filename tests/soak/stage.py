@@ -32,7 +32,6 @@ class Engine:
         self._process: subprocess.Popen[str] | None = None
         self._port = "0"
         self.kills = 0
-        self.start()
 
     @property
     def control(self) -> MockEngine:

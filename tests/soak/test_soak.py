@@ -43,8 +43,9 @@ def engines() -> Iterator[list[Engine]]:
     with ExitStack() as stack:
         started: list[Engine] = []
         for _ in range(_ENGINES):
-            started.append(Engine())
-            stack.callback(started[-1].stop)
+            started.append(engine := Engine())
+            stack.callback(engine.stop)
+            engine.start()
         yield started
 
 
