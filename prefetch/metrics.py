@@ -32,6 +32,7 @@ announcements_total = Counter(
     registry=REGISTRY,
 )
 free_bytes = Gauge("prefetch_target_free_bytes", "Free bytes on the target's file system.", registry=REGISTRY)
+size_bytes = Gauge("prefetch_target_size_bytes", "Size of the target's file system.", registry=REGISTRY)
 removed_total = Counter("prefetch_removed_models", "Published versions removed to make room.", registry=REGISTRY)
 announced_to_ready = Histogram(
     "prefetch_announced_to_ready_seconds",

@@ -175,3 +175,4 @@ class Worker:
         metrics.rate.set(sum(running.progress.rate() for running in list(self.running.values())))
         with contextlib.suppress(OSError):
             metrics.free_bytes.set(disk.free_bytes(self._engine.config.target))
+            metrics.size_bytes.set(disk.total_bytes(self._engine.config.target))

@@ -55,7 +55,7 @@ def test_announced_seen_and_published(model: Bucket, start: StartService, proxy:
     assert service.metric("prefetch_announced_to_ready_seconds_count") == 1
     assert service.metric("prefetch_queue_wait_seconds_count") == 1
     assert service.metric("prefetch_phase_seconds_count") >= 4
-    assert service.metric("prefetch_target_free_bytes") > 0
+    assert service.metric("prefetch_target_size_bytes") > service.metric("prefetch_target_free_bytes") > 0
     assert service.metric("prefetch_jobs_past_deadline") == 0
     assert service.stop() == 0
     log = [json.loads(line) for line in service.log.read_text().splitlines()]
