@@ -18,6 +18,8 @@ from devtools.pythons import ENGINE_VERSION
 
 _HEADER = "# Exact versions of the bounds in pyproject.toml. Made by ./dev lock; do not edit.\n"
 _ENGINE_TARGET = ("--python-version", ENGINE_VERSION, "--python-platform", "x86_64-manylinux_2_35")
+# Ubuntu 24.04, which NVIDIA's Triton images are made of.
+_GPU_TARGET = ("--python-version", "3.12", "--python-platform", "x86_64-manylinux_2_39")
 _ANY_TARGET = ("--universal", "--python-version", "3.11")
 
 # The services, by the names of their extras; each has a lock of its own.
@@ -64,6 +66,7 @@ def _renew(environment: environments.Environment, scratch: Path) -> None:
     compile("dev.txt", "pyproject.toml", *extras, "--extra", "dev", *constraints, *_ANY_TARGET)
     compile("build.txt", "--group", "build", *_ANY_TARGET)
     compile("artifacts.txt", "--group", "artifacts", "--no-deps", *_ENGINE_TARGET)
+    compile("engine-gpu.txt", "--group", "engine-gpu", *_GPU_TARGET)
 
     wheels = scratch / "wheels"
     with step("locks/torch.txt"):

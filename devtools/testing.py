@@ -4,7 +4,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from devtools import environments, models, preconditions, todo, triton
+from devtools import container_tools, environments, models, preconditions, todo, triton
 from devtools.errors import DevError
 from devtools.paths import ROOT
 from devtools.processes import service_environment
@@ -33,6 +33,8 @@ def set_up() -> environments.Environment:
     environments.services()
     dev = environments.dev()
     models.tiny(dev.python)
+    container_tools.compose()
+    container_tools.hadolint()
     if python is None:
         return dev
     environments.engine()
