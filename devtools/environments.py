@@ -87,6 +87,11 @@ def engine() -> Environment:
     return _with_package(_ENGINE)
 
 
+def bare_engine() -> Environment:
+    """The same without `logits_processors`, for an image, which compiles that in a stage of its own."""
+    return _ensure(_ENGINE)
+
+
 def is_services_made() -> bool:
     return _is_made(_SERVICES)
 

@@ -16,10 +16,15 @@ RUN --mount=type=secret,id=pip,target=/etc/pip.conf python3 docker/triton/make_e
 
 FROM ${BASE} AS processors
 # The constraint processor's C++ is compiled for this Python, and its compiler stays behind.
-RUN apt-get update && apt-get install -y --no-install-recommends g++ cmake ninja-build && rm -rf /var/lib/apt/lists/*
-COPY logits_processors /build/logits_processors
+RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
+COPY locks/build.txt /build/
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
-    python3 -m pip wheel --no-cache-dir --no-deps --wheel-dir /build/wheels /build/logits_processors
+    python3 -m venv --without-pip /opt/builder \
+    && python3 -m pip --python /opt/builder/bin/python3 install --no-cache-dir --no-deps --require-hashes \
+        --only-binary :all: -r /build/build.txt
+COPY logits_processors /build/logits_processors
+RUN PATH="/opt/builder/bin:$PATH" python3 -m pip --python /opt/builder/bin/python3 wheel --no-cache-dir --no-deps \
+        --no-index --no-build-isolation --wheel-dir /build/wheels /build/logits_processors
 
 FROM ${BASE}
 RUN groupadd --gid 10001 stack && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp stack \

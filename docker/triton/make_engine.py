@@ -12,7 +12,7 @@ from devtools import environments, triton
 from devtools.paths import home
 from devtools.pythons import engine_python
 
-environment = environments.engine()
+environment = environments.bare_engine()
 server = triton.server(engine_python())
 (home() / "engine").symlink_to(environment.folder.relative_to(home()))
 (home() / "tritonserver").symlink_to(server.relative_to(home()))
