@@ -28,8 +28,10 @@ class Server(Protocol):
 class StubWatch:
     """Looks at one starting tritonserver, again and again."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, patience: float = _PATIENCE) -> None:
+        """`patience`: how long a server may wait for a child's end, in seconds."""
         self._server = server
+        self._patience = patience
         self._waiting_since: float | None = None
 
     def check(self) -> None:
@@ -40,7 +42,7 @@ class StubWatch:
             return
         now = time.monotonic()
         self._waiting_since = self._waiting_since or now
-        if now - self._waiting_since > _PATIENCE:
+        if now - self._waiting_since > self._patience:
             raise ForgottenStub(
                 "tritonserver gave its Python stub up, since the machine is too busy to start it; "
                 "end other programs and run this again."

@@ -27,7 +27,9 @@ RUN PATH="/opt/builder/bin:$PATH" python3 -m pip --python /opt/builder/bin/pytho
         --no-index --no-build-isolation --wheel-dir /build/wheels /build/logits_processors
 
 FROM ${BASE}
-RUN groupadd --gid 10001 stack && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp stack \
+# libnuma: vLLM's C++ for CPUs is linked to it.
+RUN apt-get update && apt-get install -y --no-install-recommends libnuma1 && rm -rf /var/lib/apt/lists/* \
+    && groupadd --gid 10001 stack && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp stack \
     && install -d -o stack -g stack -m 2770 /run/vllm-metrics && install -d -o stack -g stack /models /repository && install -d /opt/empty /deployments
 COPY --from=build /opt/stack /opt/stack
 COPY --from=processors /build/wheels /opt/wheels
@@ -43,7 +45,7 @@ RUN python3 -m pip --python /opt/stack/engine/bin/python3 install --no-cache-dir
     && ln -s vllm_backend/model.py /opt/backends/vllm/model.py \
     && LD_LIBRARY_PATH=/opt/stack/engine/loader PYTHONDONTWRITEBYTECODE=1 \
         /opt/stack/engine/bin/python3 /opt/entrypoint/docker/triton/triton_entrypoint.py --check \
-    && /opt/stack/engine/bin/python3 -c "import logits_processors"
+    && /opt/stack/engine/bin/python3 -c "import logits_processors, torch, vllm._C"
 # The stub puts its working directory on sys.path, where a module of the wrong name would be found.
 WORKDIR /opt/empty
 # The stub's embedded Python finds its packages through the python3 on PATH. Threads that wait sleep instead of spinning,

@@ -32,6 +32,8 @@ from vllm_backend.versions import check_version, installed_version
 
 _INTERVAL = 0.2
 _ATTEMPTS = 2
+# A stub whose model cannot be loaded ends by itself, and says why: the reason must not be lost to impatience.
+_PATIENCE = 60.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _HTTP_PORT = "--http-port="
 
@@ -101,7 +103,7 @@ def _run(command: list[str], asked: list[int]) -> int:
     server = _Server(command)
     keeper = Keeper(_url(command), _wanted(), _say)
     keeper.start()
-    watch, stopping = StubWatch(server), False
+    watch, stopping = StubWatch(server, _PATIENCE), False
     try:
         while (code := server.exit_code()) is None:
             while asked:
