@@ -19,12 +19,12 @@ FROM ${BASE} AS processors
 RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 COPY locks/build.txt /build/
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
-    python3 -m venv --without-pip /opt/builder \
-    && python3 -m pip --python /opt/builder/bin/python3 install --no-cache-dir --no-deps --require-hashes \
-        --only-binary :all: -r /build/build.txt
+    python3 -m venv /opt/builder \
+    && /opt/builder/bin/python3 -m pip install --no-cache-dir --no-deps --require-hashes --only-binary :all: \
+        -r /build/build.txt
 COPY logits_processors /build/logits_processors
-RUN PATH="/opt/builder/bin:$PATH" python3 -m pip --python /opt/builder/bin/python3 wheel --no-cache-dir --no-deps \
-        --no-index --no-build-isolation --wheel-dir /build/wheels /build/logits_processors
+RUN PATH="/opt/builder/bin:$PATH" python3 -m pip wheel --no-cache-dir --no-deps --no-index --no-build-isolation \
+        --wheel-dir /build/wheels /build/logits_processors
 
 FROM ${BASE}
 # libnuma: vLLM's C++ for CPUs is linked to it.
