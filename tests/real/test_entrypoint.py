@@ -108,7 +108,7 @@ def container(engine_platform: None, tmp_path: Path) -> Iterator[Container]:
 
 
 @pytest.mark.timeout(_LIMIT)
-def test_a_dead_engine_comes_back_and_a_dead_server_leaves_nothing(container: Container) -> None:
+def test_a_dead_engine_comes_back_and_sigterm_is_handed_on(container: Container) -> None:
     wait_for(container.is_ready, "the entry of the repository")
     # A previous run's files are gone, and others are not touched.
     assert not (container.metrics / "gauge_mostrecent_1.db").exists()
@@ -122,19 +122,20 @@ def test_a_dead_engine_comes_back_and_a_dead_server_leaves_nothing(container: Co
     assert container.generate() == 200
     assert container.pid_of("VLLM::EngineCore") != engine
 
-    # As the kernel does when memory is short.
-    entrypoint = container.service.pids()[0]
-    os.kill(container.pid_of("tritonserver"), signal.SIGKILL)
-    assert wait_for(lambda: container.service.exit_code) == 128 + signal.SIGKILL
-    assert guard.descendants(entrypoint) == []
-
-
-@pytest.mark.timeout(_LIMIT)
-def test_sigterm_is_handed_on(container: Container) -> None:
-    wait_for(container.is_ready, "the entry of the repository")
     os.kill(container.service.pids()[0], signal.SIGTERM)
     assert wait_for(lambda: container.service.exit_code is not None)
     assert container.service.exit_code == 0, container.service.output()[-2000:]
+
+
+@pytest.mark.timeout(_LIMIT)
+def test_a_killed_server_leaves_nothing(container: Container) -> None:
+    wait_for(lambda: any("backend_stub" in line for line in container.processes().values()), "the stub of a model")
+    entrypoint, *below = container.service.pids()
+    # As the kernel does when memory is short.
+    os.kill(container.pid_of("bin/tritonserver"), signal.SIGKILL)
+    assert wait_for(lambda: container.service.exit_code) == 128 + signal.SIGKILL
+    assert guard.descendants(entrypoint) == []
+    assert not [pid for pid in below if Path(f"/proc/{pid}").exists()]
 
 
 def test_without_vllm_it_says_so(tmp_path: Path) -> None:
