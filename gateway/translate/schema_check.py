@@ -27,7 +27,7 @@ from gateway.translate import (
     schema_xgrammar,
     structural_tag,
 )
-from gateway.translate.schema_keywords import COUNTS, DRAFTS
+from gateway.translate.schema_keywords import COUNTS, DRAFTS, META_SCHEMA_READS
 from gateway.translate.schema_walk import Document, Schema, refuse
 from gateway.translate.structured import Constraint, refuse_numbers_beyond_double
 
@@ -150,10 +150,10 @@ def _check_meta(root: Schema, place: str) -> None:
 
 def _check_meta_of_the_rest(document: Document, draft: int) -> None:
     """The same for schemas where the meta-schema of the root does not look."""
-    paths = list(document.below_unknown)
-    if draft < 2019:
-        paths += [path for path in document.schemas if "$defs" in path]
-    for path in paths:
+    unread = {key for key, (first, last) in META_SCHEMA_READS.items() if not first <= draft <= last}
+    # A property of such a name is judged twice, which changes nothing.
+    below = [path for path in document.schemas if not unread.isdisjoint(path)]
+    for path in [*document.below_unknown, *below]:
         schema = document.schemas[path]
         if isinstance(schema, dict):
             try:

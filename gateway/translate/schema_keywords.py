@@ -44,6 +44,22 @@ FIRST_AND_LAST_DRAFT: Final = {
 }
 """Keywords that backends enforce and only some drafts know; a draft that does not know one ignores it."""
 
+META_SCHEMA_READS: Final = {
+    "$defs": (2019, 2020),
+    "additionalItems": (4, 2019),
+    "contains": (6, 2020),
+    "contentSchema": (2019, 2020),
+    "dependentSchemas": (2019, 2020),
+    "else": (7, 2020),
+    "if": (7, 2020),
+    "prefixItems": (2020, 2020),
+    "propertyNames": (6, 2020),
+    "then": (7, 2020),
+    "unevaluatedItems": (2019, 2020),
+    "unevaluatedProperties": (2019, 2020),
+}
+"""Keywords with subschemas that only some drafts' meta-schemas look into; the others leave them unjudged."""
+
 REFUSED: Final = {
     "$dynamicAnchor": "use $defs and $ref",
     "$dynamicRef": "use $ref",

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.openai.errors import ApiError
 from gateway.translate.schema_check import check, violation
-from gateway.translate.schema_keywords import KNOWN
+from gateway.translate.schema_keywords import DRAFTS, KNOWN, LIST_OF_SCHEMAS, MAP_OF_SCHEMAS, ONE_SCHEMA
 from gateway.translate.structured import Constraint
 from tests.support.walk import json_grammar, walk
 
@@ -95,6 +95,17 @@ def test_what_passes_is_obeyed(schema: dict[str, Any], seed: int) -> None:
         assert why != "dead", answer
         if why == "stop":
             assert violation(constraint, answer.decode()) is None
+
+
+@pytest.mark.parametrize("draft", [*sorted(DRAFTS), None])
+@pytest.mark.parametrize("key", sorted(ONE_SCHEMA | LIST_OF_SCHEMAS | MAP_OF_SCHEMAS))
+def test_what_is_no_schema_is_refused_wherever_it_stands(key: str, draft: str | None) -> None:
+    """Also where the draft does not know the keyword, so that its meta-schema says nothing."""
+    wrong = {"allOf": None}
+    value: Any = wrong if key in ONE_SCHEMA else [wrong] if key in LIST_OF_SCHEMAS else {"a": wrong}
+    schema = {key: value} | ({"$schema": draft} if draft else {})
+    for backend in ("guidance", "xgrammar", "auto"):
+        assert judge(Constraint("json", schema, PLACE), backend) is None
 
 
 json_values = st.recursive(
