@@ -123,6 +123,8 @@ def test_the_templates_hold_engine_arguments() -> None:
     for kind in ("gpu", "cpu"):
         arguments = json.loads((ROOT / "docker" / "prefetch" / f"template.{kind}.json").read_text())
         assert arguments["model"] == "${path}"
+        # What vLLM's metrics call it: the name that clients and the gateway's metrics use, and not a path.
+        assert arguments["served_model_name"] == "${name}"
     shipped = json.loads((ROOT / "model_repository" / "smollm2-135m-instruct" / "1" / "model.json").read_text())
-    assert arguments.keys() - {"safetensors_load_strategy"} == shipped.keys()
+    assert arguments.keys() - {"safetensors_load_strategy", "served_model_name"} == shipped.keys()
     assert {name: value for name, value in arguments.items() if name in shipped} == shipped | {"model": "${path}"}
