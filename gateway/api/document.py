@@ -7,6 +7,7 @@ Statuses and their bodies, that an answer may be a stream, and what becomes of e
 from collections.abc import Mapping
 from typing import Any
 
+from gateway.access.authentication import ADMIN_PREFIX, OPEN_PATHS
 from gateway.openai.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, Field
 
 Responses = dict[int | str, dict[str, Any]]
@@ -40,6 +41,8 @@ _VIOLATION = {
     },
 }
 _RETRY_AFTER = {"retry-after": {"description": "Seconds", "schema": {"type": "string"}}}
+_CHALLENGE = {"www-authenticate": {"schema": {"type": "string"}}}
+_KEY = {"type": "http", "scheme": "bearer", "description": "Made by `python -m gateway keys new`"}
 _TABLES: Mapping[str, Mapping[str, Field]] = {
     "ChatRequest": CHAT,
     "CompletionRequest": COMPLETION,
@@ -93,15 +96,25 @@ READY: Responses = {503: {"description": "No model can be served", "content": {_
 METRICS: Responses = {200: {"description": "The page", "content": {"text/plain": {"schema": {"type": "string"}}}}}
 
 
+def _needs_key(operation: dict[str, Any], *, is_admin: bool) -> None:
+    # Without a file of keys clients need none, and the admin routes are closed.
+    operation["security"] = [{"key": []}] if is_admin else [{"key": []}, {}]
+    operation["responses"]["401"] = _error("No key, or none that is valid", headers=_CHALLENGE)
+    operation["responses"]["403"] = _error("A key for other routes than this")
+
+
 def complete(document: dict[str, Any]) -> None:
     """Add to FastAPI's document what only this project knows, and take out what is not so here."""
     schemas = document["components"]["schemas"]
     for validation in ("HTTPValidationError", "ValidationError"):
         schemas.pop(validation, None)
     schemas["Error"] = _ERROR
-    for path in document["paths"].values():
-        for operation in path.values():
+    document["components"]["securitySchemes"] = {"key": _KEY}
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
             operation["responses"].pop("422", None)
+            if path not in OPEN_PATHS:
+                _needs_key(operation, is_admin=path.startswith(ADMIN_PREFIX))
     for name, table in _TABLES.items():
         for field, schema in schemas[name]["properties"].items():
             schema["description"] = f"{table[field].fate.capitalize()}. {table[field].note}"

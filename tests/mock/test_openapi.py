@@ -21,6 +21,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from bench.mock_engine.running import MockEngine, running_mock_engine
+from gateway.access.authentication import OPEN_PATHS
 from gateway.openai.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, Fate
 from tests.support.chat import MODEL, ask, complete
 from tests.support.gateway import Gateway, running_gateway
@@ -127,6 +128,21 @@ def test_each_field_that_is_taken_is_there_with_its_fate(name: str, table: Any, 
         assert table[field].note in schema["description"]
 
 
+def test_which_routes_take_a_key(client: httpx.Client) -> None:
+    document = client.get("/openapi.json").json()
+    assert document["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            if path in OPEN_PATHS:
+                assert "security" not in operation
+                assert "401" not in operation["responses"]
+            else:
+                # Without a file of keys only an operator needs one.
+                assert {"key": []} in operation["security"]
+                assert operation["responses"].keys() >= {"401", "403"}
+                assert ({} in operation["security"]) == (not path.startswith("/admin/"))
+
+
 def test_statuses_and_contents(client: httpx.Client) -> None:
     document = client.get("/openapi.json").json()
     operations = {path: methods.get("post") or methods["get"] for path, methods in document["paths"].items()}
@@ -134,7 +150,7 @@ def test_statuses_and_contents(client: httpx.Client) -> None:
     assert {path for path in operations if not path.startswith("/admin/")} == {*POSTS, *GETS}
     for path in POSTS[:2]:
         responses = operations[path]["responses"]
-        assert responses.keys() == {"200", "400", "404", "408", "413", "429", "500", "503", "504"}
+        assert responses.keys() == {"200", "400", "401", "403", "404", "408", "413", "429", "500", "503", "504"}
         assert responses["200"]["content"].keys() == {"application/json", "text/event-stream"}
     for operation in operations.values():
         assert "422" not in operation["responses"]
