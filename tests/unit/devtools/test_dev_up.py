@@ -82,7 +82,8 @@ def test_an_open_stream_is_ended_with_an_error() -> None:
         assert "error" in json.loads(error.removeprefix(b"data: "))
         assert done == b"data: [DONE]"
         assert up.process.wait(10) == 0
-        assert 5 <= time.monotonic() - began < 9
+        # The last second of the time to finish is for the last words.
+        assert time.monotonic() - began >= 4
     assert "waiting for open requests (up to 5 s)" in up.text
 
 
