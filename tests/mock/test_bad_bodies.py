@@ -25,7 +25,9 @@ DEEP = 10_000
 
 def test_every_route_that_takes_a_body_is_here(client: httpx.Client) -> None:
     paths = client.get("/openapi.json").json()["paths"]
-    assert {path for path, methods in paths.items() if "post" in methods} == BEGIN.keys()
+    # The one of an operator's that takes a body has tests of its own.
+    posts = {path for path, methods in paths.items() if "post" in methods and not path.startswith("/admin/")}
+    assert posts == BEGIN.keys()
 
 
 def with_members(path: str, text: str) -> bytes:

@@ -144,7 +144,31 @@ def test_a_difference_is_named_and_is_exit_code_1(
         assert compared(gateway, vllm, monkeypatch) == 1
     shown = capsys.readouterr().out
     assert f"           {place}" in shown
-    assert "\nDIFFERENT  200  chat: stream with usage\n" in shown
+    # Where it may be rounding, only what stays different counts.
+    row = f"\nDIFFERENT  200  {'chat: stream with usage':<46} asked 3 times".rstrip()
+    assert (row if alter is logprob else "\nDIFFERENT  200  chat: stream with usage\n") in shown
+
+
+def test_what_is_not_different_when_it_is_asked_again_is_the_same(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: set[str] = set()
+
+    def first(alter: Alter) -> Alter:
+        def altered(answer: Answer, request: Answer) -> None:
+            if (key := json.dumps(request)) not in asked:
+                asked.add(key)
+                alter(answer, request)
+
+        return altered
+
+    with speaking(alter=first(logprob)) as gateway, speaking() as vllm:
+        assert compared(gateway, vllm, monkeypatch) == 0
+    assert "asked 2 times" in capsys.readouterr().out
+    asked.clear()
+    # Text that differs once is a fault.
+    with speaking(alter=first(finish_reason)) as gateway, speaking() as vllm:
+        assert compared(gateway, vllm, monkeypatch) == 1
 
 
 @pytest.mark.parametrize("missing", ["gateway", "vllm"])
