@@ -12,6 +12,7 @@ from prefetch.pull import Engine
 from prefetch.s3 import S3, S3Config
 from tests.support.fault_proxy import FaultProxy, Rule
 from tests.support.prefetch import BUCKET, MODEL, Bucket, config, files_in, run
+from tests.support.waiting import wait_for
 
 SHARD = "model.safetensors"
 
@@ -35,7 +36,8 @@ def test_each_host_is_asked_itself(model: Bucket, proxy: FaultProxy, other: Faul
         answer = connections.send(_request(server, model))
         assert answer is not None
         assert answer.content == MODEL[SHARD]
-    assert (proxy.gets(model.key(SHARD)), other.gets(model.key(SHARD))) == (2, 1)
+    # The proxy notes a request when it has sent the answer.
+    wait_for(lambda: (proxy.gets(model.key(SHARD)), other.gets(model.key(SHARD))) == (2, 1), "each request")
 
 
 def test_tls_is_left_to_botocore(model: Bucket, proxy: FaultProxy) -> None:
