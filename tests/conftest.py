@@ -5,8 +5,9 @@ A skipped test proves nothing, and in CI nobody reads why it was skipped. How lo
 about the machine, not about the code.
 """
 
+import logging
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -15,6 +16,14 @@ settings.register_profile("unhurried", deadline=None, suppress_health_check=[Hea
 settings.load_profile("unhurried")
 
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
+
+
+@pytest.fixture(autouse=True)
+def _log_level() -> Iterator[None]:
+    """A command that a test calls in this process sets what is logged; the next test sees its warnings again."""
+    level = logging.getLogger().level
+    yield
+    logging.getLogger().setLevel(level)
 
 
 def _refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:

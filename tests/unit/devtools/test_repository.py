@@ -1,4 +1,4 @@
-"""The shipped deployments, and a run's copy of them."""
+"""The deployments for a CPU, which `./dev up` and the tests start, and a run's copy of them."""
 
 import json
 from pathlib import Path
@@ -30,10 +30,6 @@ def test_a_cpu_deployment_is_safe_with_seeds_and_fails_closed(deployment: str) -
     assert arguments["enable_chunked_prefill"] is False
     assert arguments["max_num_batched_tokens"] >= arguments["max_model_len"]
     assert arguments["structured_outputs_config"] == {"backend": "guidance", "disable_any_whitespace": True}
-
-
-def test_every_shipped_deployment_is_tested_here() -> None:
-    assert sorted(path.name for path in repository.SHIPPED.iterdir() if path.is_dir()) == sorted(DEPLOYMENTS)
 
 
 def test_a_run_s_copy_names_the_folder_and_takes_overrides(tmp_path: Path) -> None:
