@@ -21,6 +21,8 @@ from tests.support.waiting import wait_for
 
 DEPLOYMENTS = sorted(path.parent.name for path in SHIPPED.glob("*/config.pbtxt"))
 
+pytestmark = pytest.mark.long
+
 
 def _llama(hidden: int, layers: int, heads: int, intermediate: int) -> dict[str, Any]:
     return {

@@ -20,6 +20,8 @@ from tests.support.waiting import wait_for
 _ENTRYPOINT = ROOT / "docker" / "triton" / "triton_entrypoint.py"
 _LIMIT = 280
 
+pytestmark = pytest.mark.long
+
 
 class Container:
     """What a container would hold: the entrypoint, tritonserver below it, and the tiny model in its repository."""
