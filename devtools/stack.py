@@ -196,22 +196,10 @@ class Stack:
         (self.state / "empty").mkdir()
         ports = self.config.ports
         shared_memory = f"triton_vllm_stack_{os.getpid()}_{ports.triton_http}_"
-        command: list[str | Path] = [
-            server / "bin" / "tritonserver",
-            f"--model-repository={self.repository}",
-            f"--backend-directory={self.state / 'backends'}",
-            "--disable-auto-complete-config",
-            "--model-control-mode=explicit",
+        command = [
+            *server_command(server, self.repository, self.state / "backends", ports, shared_memory),
             *(f"--load-model={name}" for name in self.config.models),
             f"--model-load-thread-count={max(2, len(self.config.models))}",
-            *(f"--{protocol}-address={HOST}" for protocol in ("http", "grpc", "metrics")),
-            f"--http-port={ports.triton_http}",
-            f"--grpc-port={ports.triton_grpc}",
-            f"--metrics-port={ports.triton_metrics}",
-            "--allow-gpu-metrics=false",
-            f"--backend-config=python,shm-region-prefix-name={shared_memory}",
-            # Until the stub says that it lives, 30 s unless set: on a busy machine importing takes longer.
-            f"--backend-config=python,stub-timeout-seconds={_LOAD_SECONDS}",
             *self.config.engine_arguments,
         ]
         metrics = self.metrics_directory
@@ -300,6 +288,26 @@ class Stack:
             if time.monotonic() > deadline:
                 raise DevError(f"{name} is not ready after {seconds:.0f} s: {reason(service)} (log: {service.log})")
             time.sleep(0.1)
+
+
+def server_command(server: Path, folder: Path, backends: Path, ports: Ports, shared_memory: str) -> list[str | Path]:
+    """tritonserver, unpacked at `server`, with the model repository `folder`, of which it loads what it is told to.
+    `shared_memory` is the prefix of its regions."""
+    return [
+        server / "bin" / "tritonserver",
+        f"--model-repository={folder}",
+        f"--backend-directory={backends}",
+        "--disable-auto-complete-config",
+        "--model-control-mode=explicit",
+        *(f"--{protocol}-address={HOST}" for protocol in ("http", "grpc", "metrics")),
+        f"--http-port={ports.triton_http}",
+        f"--grpc-port={ports.triton_grpc}",
+        f"--metrics-port={ports.triton_metrics}",
+        "--allow-gpu-metrics=false",
+        f"--backend-config=python,shm-region-prefix-name={shared_memory}",
+        # Until the stub says that it lives, 30 s unless set: on a busy machine importing takes longer.
+        f"--backend-config=python,stub-timeout-seconds={_LOAD_SECONDS}",
+    ]
 
 
 def engine_environment(engine: environments.Environment, metrics: Path) -> dict[str, str]:

@@ -16,7 +16,7 @@ from devtools import environments, triton
 from devtools.processes import Service
 from devtools.pythons import engine_python
 from devtools.repository import SHIPPED
-from devtools.stack import HOST, Ports, answers, engine_environment
+from devtools.stack import HOST, Ports, answers, engine_environment, server_command
 from tests.support.waiting import wait_for
 
 DEPLOYMENTS = sorted(path.parent.name for path in SHIPPED.glob("*/config.pbtxt"))
@@ -159,20 +159,7 @@ def server(engine_platform: None, tmp_path: Path) -> Iterator[tuple[str, Path, P
     shared_memory = f"triton_vllm_stack_deployments_{ports.triton_http}_"
     service = Service(
         "triton",
-        [
-            tree / "bin" / "tritonserver",
-            f"--model-repository={repository}",
-            f"--backend-directory={backends}",
-            "--disable-auto-complete-config",
-            "--model-control-mode=explicit",
-            *(f"--{protocol}-address={HOST}" for protocol in ("http", "grpc", "metrics")),
-            f"--http-port={ports.triton_http}",
-            f"--grpc-port={ports.triton_grpc}",
-            f"--metrics-port={ports.triton_metrics}",
-            "--allow-gpu-metrics=false",
-            f"--backend-config=python,shm-region-prefix-name={shared_memory}",
-            "--backend-config=python,stub-timeout-seconds=600",
-        ],
+        server_command(tree, repository, backends, ports, shared_memory),
         tmp_path / "triton.log",
         env=engine_environment(environments.engine(), tmp_path / "metrics"),
         cwd=tmp_path / "metrics",

@@ -14,7 +14,7 @@ from devtools import environments, guard, models, repository, triton
 from devtools.paths import ROOT
 from devtools.processes import Service
 from devtools.pythons import engine_python
-from devtools.stack import HOST, Ports, answers, engine_environment
+from devtools.stack import HOST, Ports, answers, engine_environment, server_command
 from tests.support.waiting import wait_for
 
 _ENTRYPOINT = ROOT / "docker" / "triton" / "triton_entrypoint.py"
@@ -42,20 +42,9 @@ class Container:
         self._leftovers = (f"/dev/shm/{shared_memory}*",)
         self._log = folder / "triton.log"
         self._command = [
-            str(self._engine.python),
-            str(_ENTRYPOINT),
-            str(tree / "bin" / "tritonserver"),
-            f"--model-repository={self.repository}",
-            f"--backend-directory={folder / 'backends'}",
-            "--disable-auto-complete-config",
-            "--model-control-mode=explicit",
-            *(f"--{protocol}-address={HOST}" for protocol in ("http", "grpc", "metrics")),
-            f"--http-port={ports.triton_http}",
-            f"--grpc-port={ports.triton_grpc}",
-            f"--metrics-port={ports.triton_metrics}",
-            "--allow-gpu-metrics=false",
-            f"--backend-config=python,shm-region-prefix-name={shared_memory}",
-            "--backend-config=python,stub-timeout-seconds=600",
+            self._engine.python,
+            _ENTRYPOINT,
+            *server_command(tree, self.repository, folder / "backends", ports, shared_memory),
         ]
 
     def start(self) -> None:
