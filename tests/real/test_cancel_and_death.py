@@ -18,6 +18,7 @@ import pytest
 from devtools.models import TINY
 from devtools.stack import Stack, StackConfig
 from tests.support.backend import Backend, sampling
+from tests.support.processes import engine_of
 
 LONG = sampling(max_tokens=7000, ignore_eos=True)
 
@@ -167,11 +168,7 @@ def test_a_seed_with_chunked_prefill_is_refused(narrow_backend: Backend) -> None
 @pytest.mark.long
 def test_the_death_of_the_engine(narrow: Stack, narrow_backend: Backend) -> None:
     """Requests in flight get UNAVAILABLE at once, the model is no longer ready, and loading it again helps."""
-    (engine,) = [
-        pid
-        for pid in narrow.service("triton").pids()
-        if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"VLLM::EngineCore")
-    ]
+    engine = engine_of(narrow.service("triton"))
     chat = {"model": TINY, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4000, "ignore_eos": True}
     with (
         narrow_backend.open(text_input="Hello", send_admission=True, sampling_parameters=LONG) as events,

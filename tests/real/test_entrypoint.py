@@ -15,6 +15,7 @@ from devtools.paths import ROOT
 from devtools.processes import Service
 from devtools.pythons import engine_python
 from devtools.stack import HOST, Ports, answers, engine_environment, server_command
+from tests.support.processes import commands
 from tests.support.waiting import wait_for
 
 _ENTRYPOINT = ROOT / "docker" / "triton" / "triton_entrypoint.py"
@@ -72,13 +73,7 @@ class Container:
 
     def processes(self) -> dict[int, str]:
         """The command lines below the entrypoint, which itself is the first one."""
-        found = {}
-        for pid in self.service.pids():
-            try:
-                found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-        return found
+        return commands(self.service.pids())
 
     def pid_of(self, name: str) -> int:
         """Of the one process whose command line holds `name`, the entrypoint's apart."""

@@ -17,6 +17,7 @@ from devtools.models import TINY
 from devtools.stack import Stack, StackConfig
 from tests.support.gateway import Gateway, running_gateway
 from tests.support.load import Load, judge, load
+from tests.support.processes import engine_of
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.long
@@ -35,12 +36,7 @@ class Cluster:
 
     def engine(self, number: int) -> int:
         """The process that computes."""
-        (pid,) = [
-            pid
-            for pid in self.stacks[number].service("triton").pids()
-            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"VLLM::EngineCore")
-        ]
-        return pid
+        return engine_of(self.stacks[number].service("triton"))
 
     def logged(self, number: int, text: str) -> int:
         where = f"on {self.name(number)}"

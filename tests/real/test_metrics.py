@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -22,6 +21,7 @@ from tests.metrics.test_prometheus import check
 from tests.real.conftest import FreshStack
 from tests.support.backend import Backend, sampling
 from tests.support.metrics import Proxy, Samples, running_proxy
+from tests.support.processes import engine_of
 from tests.support.waiting import wait_for
 
 TRITON = {
@@ -220,15 +220,6 @@ def test_prometheus_scrapes_it_under_load(
             assert set(page.without_own()) <= set(running.values(job)), job
 
 
-def engine_of(stack: Stack) -> int:
-    (pid,) = [
-        pid
-        for pid in stack.service("triton").pids()
-        if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"VLLM::EngineCore")
-    ]
-    return pid
-
-
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_reload_and_a_killed_engine_under_load(fresh_stack: FreshStack) -> None:
@@ -250,7 +241,7 @@ def test_a_reload_and_a_killed_engine_under_load(fresh_stack: FreshStack) -> Non
             now = load.tokens
             wait_for(lambda: load.tokens > now + 200)
             wait_for(lambda: total(proxy.page(), RUNNING) > 0)
-            os.kill(engine_of(stack), signal.SIGKILL)
+            os.kill(engine_of(stack.service("triton")), signal.SIGKILL)
             # Our backend's process lives, and says that its engine has stopped.
             backend.wait_for_log("has stopped")
             httpx.post(f"{repository}/unload", timeout=120).raise_for_status()

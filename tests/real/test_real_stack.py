@@ -1,6 +1,5 @@
 """The real stack as the dev tool starts and stops it."""
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -16,16 +15,9 @@ import pytest
 from devtools import guard, models
 from devtools.errors import DevError
 from devtools.stack import Stack, StackConfig
+from tests.support.processes import commands
 
 FreshStack = Callable[[StackConfig], Stack]
-
-
-def _commands(pids: list[int]) -> dict[int, str]:
-    found = {}
-    for pid in pids:
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-    return found
 
 
 def _shared_memory(stack: Stack) -> list[Path]:
@@ -74,10 +66,10 @@ def test_a_killed_server_leaves_no_process_and_no_shared_memory(fresh_stack: Fre
     own = fresh_stack(StackConfig(gateway=False))
     triton = own.service("triton")
     pids = triton.pids()
-    commands = _commands(pids)
-    (server,) = [pid for pid, command in commands.items() if "bin/tritonserver" in command]
-    assert any("triton_python_backend_stub" in command for command in commands.values())
-    assert any("VLLM::EngineCore" in command for command in commands.values())
+    running = commands(pids)
+    (server,) = [pid for pid, command in running.items() if "bin/tritonserver" in command]
+    assert any("triton_python_backend_stub" in command for command in running.values())
+    assert any("VLLM::EngineCore" in command for command in running.values())
     assert _shared_memory(own)
 
     os.kill(server, signal.SIGKILL)
@@ -92,8 +84,8 @@ def test_a_stub_that_is_late_on_a_busy_machine_is_started_again(fresh_stack: Fre
     stopped: list[int] = []
 
     def stubs() -> set[int]:
-        commands = _commands(guard.descendants(os.getpid()))
-        return {pid for pid, command in commands.items() if "python_backend_stub" in command.partition(" ")[0]}
+        running = commands(guard.descendants(os.getpid()))
+        return {pid for pid, command in running.items() if "python_backend_stub" in command.partition(" ")[0]}
 
     # The shared stack may be running beside this one.
     others = stubs()
