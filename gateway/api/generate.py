@@ -10,8 +10,9 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from gateway.access.keys import Key
@@ -60,6 +61,7 @@ _LAST_WORD_S = 1.0
 _NO_LIMIT = 1_000_000
 
 _Request = TypeVar("_Request", bound=Any)
+_Result = TypeVar("_Result")
 
 
 class Writer(Protocol):
@@ -424,6 +426,15 @@ class GenerateRoute(Generic[_Request]):
             except InstanceFailure as failure:
                 await self._move(job, failure)
 
+    async def _somewhere(self, job: _Job[_Request], work: Callable[[], Awaitable[_Result]]) -> _Result:
+        """What `work` makes of an open answer; at another instance where its own fails and it can begin anew."""
+        while True:
+            try:
+                return await work()
+            except InstanceFailure as failure:
+                await self._move(job, failure)
+                await self._open(job)
+
     async def _move(self, job: _Job[_Request], failure: InstanceFailure) -> None:
         """To another instance, once, as long as the client has got nothing that the other one would say again. Else
         raises `failure`."""
@@ -449,13 +460,7 @@ class GenerateRoute(Generic[_Request]):
     async def _stream(self, job: _Job[_Request], sink: Sink) -> None:
         await sink.start_stream(job.headers)
         try:
-            while True:
-                try:
-                    await self._relay(job, sink)
-                    break
-                except InstanceFailure as failure:
-                    await self._move(job, failure)
-                    await self._open(job)
+            await self._somewhere(job, partial(self._relay, job, sink))
             await sink.write(job.writer.end(usage(job.answers)))
             if job.checks is not None:
                 # Too late for this client; the operator is told all the same.
@@ -502,13 +507,7 @@ class GenerateRoute(Generic[_Request]):
                     await sink.write(data)
 
     async def _whole(self, job: _Job[_Request], send: Send) -> None:
-        while True:
-            try:
-                ends = await self._collected(job)
-                break
-            except InstanceFailure as failure:
-                await self._move(job, failure)
-                await self._open(job)
+        ends = await self._somewhere(job, partial(self._collected, job))
         reasons = [ends[number] for number in range(len(job.answers))]
         headers = job.headers
         finished = [answer for answer, reason in zip(job.answers, reasons, strict=True) if reason == "stop"]
