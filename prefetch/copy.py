@@ -304,7 +304,11 @@ class Copier:
                     self._journal.part(file.path, index, crc)
             copy.crcs[index] = crc
             complete = len(copy.crcs) == len(copy.bounds)
-        if complete:
+        if complete and copy.whole:
+            # The journal knows it only once it is verified, so until then it counts as in flight.
+            self._progress.state(file.path, "verifying")
+            self._verify(copy)
+        elif complete:
             self._submit_verification(copy)
 
     def _transfer(self, copy: _Copy, index: int) -> int:

@@ -240,6 +240,32 @@ def test_a_cancelled_copy_is_resumed(model: Bucket, proxy: FaultProxy, tmp_path:
     assert again <= engine.limits.concurrency * PART_BYTES
 
 
+def test_a_small_file_is_in_flight_until_the_journal_has_it(
+    bucket: Bucket, proxy: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Else a kill loses every small file that waits for its verification, beside the parts in flight.
+    bucket.put_all({f"{number}.txt": noise(50, number) for number in range(20)})
+    engine, stop = Engine(config(tmp_path, proxy.url)), threading.Event()
+    verifying: list[str] = []
+    verified = threading.Event()
+
+    def slow(path: str, _fd: int) -> None:
+        verifying.append(path)
+        verified.wait()
+
+    monkeypatch.setattr("prefetch.copy.header_problem", slow)
+    with ThreadPoolExecutor(1) as pool:
+        copy = pool.submit(run, engine, bucket.source, stop=stop)
+        try:
+            wait_for(lambda: len(verifying) == engine.limits.concurrency, "as many files as requests")
+            assert proxy.downloaded() <= engine.limits.concurrency * 50
+        finally:
+            stop.set()
+            verified.set()
+        with pytest.raises(Cancelled):
+            copy.result()
+
+
 def test_a_bucket_and_a_folder_that_are_not_there(bucket: Bucket, tmp_path: Path) -> None:
     engine = Engine(config(tmp_path, bucket.server.url))
     with pytest.raises(JobError, match=r"There is no object below s3://models-prod/team-a/.*; announce the folder"):

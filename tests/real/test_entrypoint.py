@@ -77,9 +77,13 @@ class Container:
 
     def pid_of(self, name: str) -> int:
         """Of the one process whose command line holds `name`, the entrypoint's apart."""
-        found = [pid for pid, line in self.processes().items() if name in line and "entrypoint.py" not in line]
-        assert len(found) == 1, self.processes()
-        return found[0]
+
+        def only() -> list[int] | None:
+            found = [pid for pid, line in self.processes().items() if name in line and "entrypoint.py" not in line]
+            return found if len(found) == 1 else None
+
+        # One that has just been forked has the command line of the other until it runs its own program.
+        return wait_for(only, f"one process {name}")[0]
 
 
 @pytest.fixture
