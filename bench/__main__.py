@@ -3,8 +3,8 @@
 A command of several files is a package `bench.NAME` with a module `command.py`, which has
     add_arguments(parser: argparse.ArgumentParser) -> None    its flags; may set the parser's description and epilog
     main(arguments: argparse.Namespace) -> int                the exit code
-and is imported only when it is the one that is asked for. A `DevError` that it raises is printed as its one sentence, exit
-code 1. A command of one file parses its own flags.
+and is imported only when it is the one that is asked for. A `DevError` that it raises is printed as its one sentence,
+with exit code 1. A command of one file parses its own flags.
 """
 
 import argparse
