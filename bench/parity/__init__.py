@@ -1,5 +1,7 @@
-"""Parity: does the gateway answer as vLLM's own server does, on the same model with the same engine arguments?
+"""Parity: do two servers of OpenAI's API answer alike, on the same model with the same engine arguments?
 
-`shapes` are the requests, `client` sends one and reads its answer, `compare` finds what differs, `explained` holds the
-differences where vLLM's own answer is the wrong one. `python -m bench.parity` puts them together.
+`shape` says what a request is; `chat_shapes`, `text_shapes` and `tool_shapes` are the requests, with values from the
+`sample` of what the model says. `client` sends one and reads its answer, a stream by `fold`; `compare` finds what
+differs, `explained` holds the differences where one answer is known to be the wrong one. `run` puts them together,
+`report` words what came of it, `command` is `python -m bench parity`.
 """

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from bench.parity.fold import folded
+
 JSON = dict[str, Any]
 
 # Seconds without a byte from the server.
@@ -17,55 +19,98 @@ _INCIDENTAL = frozenset({"id", "created", "system_fingerprint"})
 
 
 class Unreachable(Exception):
-    """A server does not answer, or with something else than this API."""
+    """A server does not answer, or with something else than this API, or does not serve the model."""
+
+
+class Refused(Exception):
+    """A request that only asks what the other requests need is refused."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """`url` without the path of the API; `model` as this server calls it; `key`: its API key, if it wants one."""
+
+    url: str
+    model: str
+    key: str | None = None
 
 
 @dataclass(frozen=True)
 class Answer:
     """`tree`: the answer's JSON without nulls and without what differs anyway; a stream is folded into the whole answer
-    that it tells. Of a refusal the tree has only the status, and `message` is its sentence."""
+    that it tells. Of a refusal the tree has the status and what the error says beside its sentence, `message`."""
 
     status: int
     tree: JSON = field(default_factory=dict)
     message: str = ""
 
 
-def ask(url: str, path: str, body: Mapping[str, Any]) -> Answer:
-    """POST `body` to `url` + `path`. Raises Unreachable where no answer of this API comes."""
-    status, content_type, text = _exchange(url, path, json.dumps(body).encode())
+def ask(server: Server, path: str, body: Mapping[str, Any] | bytes) -> Answer:
+    """POST `body` (bytes: as they are). Raises Unreachable where no answer of this API comes."""
+    sent = body if isinstance(body, bytes) else json.dumps({"model": server.model, **body}).encode()
+    status, content_type, text = _exchange(server, path, sent)
     if status != 200:
-        return Answer(status, {"status": status}, _message(text))
+        message, rest = _error(text)
+        return Answer(status, {"status": status, **_without_nulls(rest)}, message)
     try:
-        tree = _folded(text) if content_type.startswith("text/event-stream") else json.loads(text)
-    except (ValueError, KeyError, TypeError) as problem:
-        raise Unreachable(f"{url}{path} gave no answer of this API: {problem!r} in {text[:200]!r}") from problem
-    return Answer(status, {"status": status, **_without_nulls(tree)})
+        tree = folded(text) if content_type.startswith("text/event-stream") else json.loads(text)
+        return Answer(status, {"status": status, **_without_nulls(tree)})
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as problem:
+        raise Unreachable(f"{server.url}{path} gave no answer of this API: {problem!r} in {text[:200]!r}") from problem
 
 
-def fetch(url: str, path: str, body: Mapping[str, Any]) -> Any:
-    """The JSON that answers `body`. Raises Unreachable where it is refused."""
-    status, _, text = _exchange(url, path, json.dumps(body).encode())
+def fetch(server: Server, path: str, body: Mapping[str, Any]) -> JSON:
+    """The JSON that answers `body`. Raises Refused with what the server says, or Unreachable."""
+    status, _, text = _exchange(server, path, json.dumps({"model": server.model, **body}).encode())
     if status != 200:
-        raise Unreachable(f"{url}{path} answered {status}: {_message(text)}")
-    return json.loads(text)
+        raise Refused(f"{server.url}{path} answered {status}: {_error(text)[0]}")
+    return _object(server.url + path, text)
 
 
-def _exchange(url: str, path: str, body: bytes) -> tuple[int, str, str]:
-    request = urllib.request.Request(url.rstrip("/") + path, data=body, headers={"content-type": "application/json"})
+def served_models(url: str, key: str | None) -> dict[str, int | None]:
+    """The models that `GET /v1/models` lists, each with the length of its context if that is said. Raises Unreachable,
+    with what to do."""
+    status, _, text = _exchange(Server(url, "", key), "/v1/models", None)
+    if status in (401, 403):
+        raise Unreachable(f"{url} answered {status} to /v1/models: {_error(text)[0]} Give it an API key that it takes.")
+    if status != 200:
+        raise Unreachable(f"{url}/v1/models answered {status}, so this is no server of OpenAI's API; check the URL.")
     try:
+        listed = _object(url + "/v1/models", text)["data"]
+        return {str(model["id"]): model.get("max_model_len") for model in listed}
+    except (KeyError, TypeError, AttributeError) as problem:
+        raise Unreachable(f"{url}/v1/models is no list of models: {text[:200]!r}") from problem
+
+
+def _object(where: str, text: str) -> JSON:
+    try:
+        return dict(json.loads(text))
+    except (ValueError, TypeError) as problem:
+        raise Unreachable(f"{where} gave no answer of this API: {text[:200]!r}") from problem
+
+
+def _exchange(server: Server, path: str, body: bytes | None) -> tuple[int, str, str]:
+    headers = {"content-type": "application/json"}
+    if server.key is not None:
+        headers["authorization"] = f"Bearer {server.key}"
+    try:
+        request = urllib.request.Request(server.url.rstrip("/") + path, data=body, headers=headers)
         with urllib.request.urlopen(request, timeout=_TIMEOUT) as response:
             return response.status, response.headers.get("content-type", ""), response.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.headers.get("content-type", ""), error.read().decode(errors="replace")
     except (OSError, ValueError, http.client.HTTPException) as problem:
-        raise Unreachable(f"{url} does not answer: {problem}") from problem
+        reason = getattr(problem, "reason", problem)
+        raise Unreachable(f"{server.url} does not answer: {reason}") from problem
 
 
-def _message(text: str) -> str:
+def _error(text: str) -> tuple[str, JSON]:
+    """The sentence of an error, and the rest of it below the member `error`; {} where it has not OpenAI's shape."""
     try:
-        return str(json.loads(text)["error"]["message"])
+        error = dict(json.loads(text)["error"])
+        return str(error.pop("message")), {"error": error}
     except (ValueError, KeyError, TypeError):
-        return text
+        return text[:500], {}
 
 
 def _without_nulls(value: Any) -> Any:
@@ -75,42 +120,3 @@ def _without_nulls(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_nulls(item) for item in value]
     return value
-
-
-def _folded(text: str) -> JSON:
-    """The whole answer that a stream tells, and what only a stream has: how it ended, and its running usage."""
-    lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
-    events = [json.loads(line) for line in lines if line != "[DONE]"]
-    whole: JSON = {"done": lines.count("[DONE]") if lines[-1] == "[DONE]" else 0}
-    choices: dict[int, JSON] = {}
-    running: list[JSON] = []
-    for event in events:
-        usage = event.pop("usage", None)
-        if event.get("choices") and usage is not None:
-            running.append(usage)
-        for part in event.pop("choices", []):
-            _add(choices.setdefault(part["index"], {}), part)
-        if usage is not None:
-            whole["usage"] = usage
-        whole |= {name: value for name, value in event.items() if value is not None}
-    if "object" in whole:
-        whole["object"] = whole["object"].removesuffix(".chunk")
-    if running:
-        whole["running_usage"] = {"first": running[0], "last": running[-1]}
-    whole["choices"] = [choices[index] for index in sorted(choices)]
-    return whole
-
-
-def _add(choice: JSON, part: JSON) -> None:
-    """Adds an event's part to its choice: texts and lists grow, everything else is set once."""
-    for name, value in part.items():
-        target = "message" if name == "delta" else name
-        if value is None:
-            continue
-        known = choice.get(target)
-        if isinstance(value, dict):
-            _add(choice.setdefault(target, {}), value)
-        elif known is not None and (isinstance(value, list) or target in ("content", "text", "reasoning")):
-            choice[target] = known + value
-        else:
-            choice[target] = value

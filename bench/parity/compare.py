@@ -18,27 +18,31 @@ ABSENT = _Absent()
 
 @dataclass(frozen=True)
 class Difference:
-    """`place` is a path such as `choices[0].logprobs.content[2].bytes`."""
+    """What server A and server B say at `place`, a path such as `choices[0].logprobs.content[2].bytes`."""
 
     place: str
-    gateway: Any
-    vllm: Any
+    a: Any
+    b: Any
+
+    @property
+    def mirrored(self) -> "Difference":
+        return Difference(self.place, self.b, self.a)
 
 
-def differences(gateway: Any, vllm: Any, place: str = "") -> Iterator[Difference]:
+def differences(a: Any, b: Any, place: str = "") -> Iterator[Difference]:
     """Every leaf of two JSON trees that differs; a list whose length differs is one leaf."""
-    if isinstance(gateway, dict) and isinstance(vllm, dict):
-        for name in sorted(gateway.keys() | vllm.keys()):
+    if isinstance(a, dict) and isinstance(b, dict):
+        for name in sorted(a.keys() | b.keys()):
             inner = f"{place}.{name}" if place else name
-            yield from differences(gateway.get(name, ABSENT), vllm.get(name, ABSENT), inner)
-    elif isinstance(gateway, list) and isinstance(vllm, list) and len(gateway) == len(vllm):
-        for index, (ours, theirs) in enumerate(zip(gateway, vllm, strict=True)):
-            yield from differences(ours, theirs, f"{place}[{index}]")
-    elif not _same(gateway, vllm):
-        yield Difference(place, gateway, vllm)
+            yield from differences(a.get(name, ABSENT), b.get(name, ABSENT), inner)
+    elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+        for index, (left, right) in enumerate(zip(a, b, strict=True)):
+            yield from differences(left, right, f"{place}[{index}]")
+    elif not _same(a, b):
+        yield Difference(place, a, b)
 
 
-def _same(ours: Any, theirs: Any) -> bool:
-    if {type(ours), type(theirs)} in ({float}, {float, int}):
-        return bool(abs(ours - theirs) <= TOLERANCE)
-    return type(ours) is type(theirs) and bool(ours == theirs)
+def _same(a: Any, b: Any) -> bool:
+    if {type(a), type(b)} in ({float}, {float, int}):
+        return bool(abs(a - b) <= TOLERANCE)
+    return type(a) is type(b) and bool(a == b)

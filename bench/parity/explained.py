@@ -1,7 +1,8 @@
-"""The differences from vLLM's own server in which vLLM's answer is the wrong one, each with its reason. Pure.
+"""The differences in which one server's answer is known to be the wrong one, each with its reason. Pure.
 
-An explanation covers a place only where the gateway's answer is what the reference asks for; any other difference at
-the same place stays unexplained. docs/parity.md shows the table.
+The wrong answers are those of vLLM's own server; server A is meant to be right, as the gateway is. An explanation
+covers a place only where A's answer is what the reference asks for; any other difference at the same place stays
+unexplained. docs/parity.md shows the table.
 """
 
 import re
@@ -12,7 +13,7 @@ from typing import Any
 
 from bench.parity.client import Answer
 from bench.parity.compare import ABSENT, TOLERANCE, Difference, differences
-from bench.parity.shapes import Body, Shape
+from bench.parity.shape import Body, Shape
 
 _VLLM = "https://github.com/vllm-project/vllm"
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -21,15 +22,19 @@ _OPENAI = "https://platform.openai.com/docs/api-reference"
 
 @dataclass(frozen=True)
 class Case:
-    """A request and what both servers answered."""
+    """A request and what server A and server B answered."""
 
     shape: Shape
-    gateway: Answer
-    vllm: Answer
+    a: Answer
+    b: Answer
 
     @property
     def body(self) -> Body:
         return self.shape.body
+
+    @property
+    def mirrored(self) -> "Case":
+        return Case(self.shape, self.b, self.a)
 
 
 @dataclass(frozen=True)
@@ -47,12 +52,12 @@ class Explanation:
         try:
             return inside and self.is_right(case, difference)
         except (LookupError, TypeError):
-            # The gateway's answer lacks what would show that it is right.
+            # A's answer lacks what would show that it is right.
             return False
 
 
 def explanation_of(case: Case, difference: Difference) -> Explanation | None:
-    """Why this difference is vLLM's fault; None where it is not known to be."""
+    """Why A is right; None where it is not known to be. Mirrored, both arguments ask the same of B."""
     return next((one for one in EXPLANATIONS if one.covers(case, difference)), None)
 
 
@@ -69,7 +74,7 @@ def table() -> str:
 
 
 def _refuses(case: Case) -> bool:
-    return case.gateway.status == 400 and case.vllm.status == 200
+    return case.a.status == 400 and case.b.status == 200
 
 
 def _two_limits(case: Case, _: Difference) -> bool:
@@ -95,7 +100,7 @@ def _best_of(case: Case, _: Difference) -> bool:
 
 def _greedy_choices(case: Case, _: Difference) -> bool:
     """As many as were asked for, and all choices of a prompt say the same."""
-    body, choices = case.body, case.gateway.tree.get("choices", [])
+    body, choices = case.body, case.a.tree.get("choices", [])
     prompts = len(body["prompt"]) if isinstance(body.get("prompt"), list) else 1
     said = [{name: value for name, value in choice.items() if name != "index"} for choice in choices]
     if body.get("temperature") != 0 or body.get("n", 1) < 2 or len(said) != prompts * body["n"]:
@@ -106,34 +111,34 @@ def _greedy_choices(case: Case, _: Difference) -> bool:
 
 
 def _empty_prompt(case: Case, _: Difference) -> bool:
-    return case.body.get("prompt") == "" and case.vllm.status == 400 and case.gateway.tree["usage"]["prompt_tokens"] > 0
+    return case.body.get("prompt") == "" and case.b.status == 400 and case.a.tree["usage"]["prompt_tokens"] > 0
 
 
 # --- Members of an answer.
 
 
 def _role(case: Case, difference: Difference) -> bool:
-    return case.body.get("add_generation_prompt") is False and difference.gateway == "assistant"
+    return case.body.get("add_generation_prompt") is False and difference.a == "assistant"
 
 
 def _unasked(asking: str) -> Callable[[Case, Difference], bool]:
     """The gateway leaves out what the field `asking` did not ask for."""
-    return lambda case, difference: not case.body.get(asking) and difference.gateway is ABSENT
+    return lambda case, difference: not case.body.get(asking) and difference.a is ABSENT
 
 
 def _prompt_alone(case: Case, _: Difference) -> bool:
-    usage = case.gateway.tree["usage"]
+    usage = case.a.tree["usage"]
     return case.body.get("max_tokens") == 0 and usage["completion_tokens"] == 0
 
 
 def _echo_with_ids(case: Case, difference: Difference) -> bool:
     asked = case.body.get("echo") and case.body.get("return_token_ids")
-    return bool(asked) and bool(difference.gateway == case.body["prompt"] + difference.vllm)
+    return bool(asked) and bool(difference.a == case.body["prompt"] + difference.b)
 
 
 def _old_name(case: Case, _: Difference) -> bool:
     allowed = case.body.get("guided_choice", [])
-    return bool(allowed) and all(choice["message"]["content"] in allowed for choice in case.gateway.tree["choices"])
+    return bool(allowed) and all(choice["message"]["content"] in allowed for choice in case.a.tree["choices"])
 
 
 # --- Log probabilities.
@@ -142,14 +147,14 @@ def _old_name(case: Case, _: Difference) -> bool:
 def _bytes(case: Case, difference: Difference) -> bool:
     """They are no text alone, and those of all tokens together are the text; or vLLM's are those of a placeholder."""
     place = re.sub(r"\.bytes.*", "", difference.place)
-    ours, theirs = _at(case.gateway, place), _at(case.vllm, place)
+    ours, theirs = _at(case.a, place), _at(case.b, place)
     if theirs["token"].startswith("token_id:") and bytes(theirs["bytes"]) == theirs["token"].encode():
         return True
     if _is_text(bytes(ours["bytes"])):
         return False
     if ".top_logprobs" in place:
         return True
-    choice = _at(case.gateway, place.partition(".")[0])
+    choice = _at(case.a, place.partition(".")[0])
     whole = b"".join(bytes(entry["bytes"]) for entry in choice["logprobs"]["content"]).decode(errors="replace")
     # Of a character at the end the last tokens may be missing; the last token of all may not be shown.
     text: str = choice["message"]["content"]
@@ -167,7 +172,7 @@ def _is_text(data: bytes) -> bool:
 def _best_ranked(case: Case, difference: Difference) -> bool:
     """The gateway's are the best ones; vLLM has the sampled one first and therefore lacks the last of them."""
     place = difference.place.partition(".top_logprobs")[0]
-    ours, theirs = _at(case.gateway, place), _at(case.vllm, place)
+    ours, theirs = _at(case.a, place), _at(case.b, place)
     mine, its = ours["top_logprobs"], theirs["top_logprobs"]
     values = [entry["logprob"] for entry in mine]
     return (
@@ -184,14 +189,14 @@ def _sampled_stays(case: Case, difference: Difference) -> bool:
     found = re.match(r"(choices\[\d+\]\.logprobs)\.top_logprobs\[(\d+)\]\.(.*)", difference.place, re.DOTALL)
     if found is None:
         return False
-    logprobs, index, token = _at(case.gateway, found[1]), int(found[2]), found[3]
-    return bool(logprobs["tokens"][index] == token and difference.gateway == logprobs["token_logprobs"][index])
+    logprobs, index, token = _at(case.a, found[1]), int(found[2]), found[3]
+    return bool(logprobs["tokens"][index] == token and difference.a == logprobs["token_logprobs"][index])
 
 
 def _offset(case: Case, difference: Difference) -> bool:
     """The tokens stand in the text where their offsets say; or vLLM's are the sums of its placeholders' lengths."""
     place = difference.place.partition(".")[0]
-    choice, theirs = _at(case.gateway, place), _at(case.vllm, place)["logprobs"]
+    choice, theirs = _at(case.a, place), _at(case.b, place)["logprobs"]
     tokens, offsets = choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"]
     if tokens[0].startswith("token_id:"):
         lengths = [len(token) for token in theirs["tokens"]]

@@ -1,81 +1,134 @@
 """The comparison itself: each request to both servers, one in flight, and what came of it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
-from bench.parity.client import ask, fetch
+from bench.parity import sample as samples
+from bench.parity.client import Refused, Server, Unreachable, ask, fetch, served_models
 from bench.parity.compare import Difference, differences
 from bench.parity.explained import Case, Explanation, explanation_of
-from bench.parity.shapes import Sample, Shape, make_sample, sample_requests, shapes
+from bench.parity.shape import Group, Shape
+from bench.parity.shapes import shapes
 
-# Of a value that differs, in the table.
-_SHOWN = 100
 # How often a request is asked at most.
 _TURNS = 3
 
 
+class Verdict(StrEnum):
+    SAME = "same"
+    EXPLAINED = "explained"
+    DIFFERENT = "DIFFERENT"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One difference. `explanation`: why A is right all the same, if it is known to be; `b_is_right`: why B is."""
+
+    difference: Difference
+    explanation: Explanation | None
+    b_is_right: Explanation | None = None
+
+
 @dataclass(frozen=True)
 class Outcome:
-    """What one request showed. `found` are the differences, each with its explanation if there is one; `turns` is how
-    often it was asked."""
+    """What one request showed; `turns` is how often it was asked."""
 
     case: Case
-    found: tuple[tuple[Difference, Explanation | None], ...]
+    found: tuple[Finding, ...]
     turns: int = 1
 
     @property
-    def unexplained(self) -> list[Difference]:
-        return [difference for difference, explanation in self.found if explanation is None]
+    def verdict(self) -> Verdict:
+        if self.unexplained:
+            return Verdict.DIFFERENT
+        return Verdict.EXPLAINED if self.found else Verdict.SAME
+
+    @property
+    def unexplained(self) -> list[Finding]:
+        return [finding for finding in self.found if finding.explanation is None]
 
     @property
     def may_be_rounding(self) -> bool:
         """Whether nothing but log probabilities and ranks differs without an explanation."""
-        return all(one.place.endswith(("logprob", "rank")) or "token_logprobs" in one.place for one in self.unexplained)
-
-    def lines(self) -> list[str]:
-        """The row of the table, and the details of what is unexplained."""
-        case, unexplained = self.case, self.unexplained
-        verdict = "DIFFERENT" if unexplained else "explained" if self.found else "same"
-        explained = {one.fields[0] for _, one in self.found if one is not None}
-        notes = sorted(explained) + ([f"asked {self.turns} times"] if self.turns > 1 else [])
-        rows = [f"{verdict:<9}  {case.gateway.status}  {case.shape.name:<46} {', '.join(notes)}".rstrip()]
-        for one in unexplained:
-            rows.append(f"           {one.place}: gateway {_shown(one.gateway)}, vLLM {_shown(one.vllm)}")
-        if unexplained and case.gateway.message != case.vllm.message:
-            rows.append(f"           the gateway says {case.gateway.message!r}, vLLM says {case.vllm.message!r}")
-        return rows
+        places = [finding.difference.place for finding in self.unexplained]
+        return all(place.endswith(("logprob", "rank")) or "token_logprobs" in place for place in places)
 
 
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
+@dataclass(frozen=True)
+class Plan:
+    """What will be asked; `left_out` says what will not, and why."""
+
+    a: Server
+    b: Server
+    shapes: list[Shape]
+    left_out: list[str]
 
 
-def run(gateway: str, vllm: str, model: str, vllm_model: str) -> Iterator[Outcome]:
-    """Asks both servers every shape. Raises Unreachable."""
-    for shape in shapes(_sample(vllm, vllm_model)):
-        outcome = _compare(gateway, vllm, model, vllm_model, shape)
+def server(url: str, model: str | None, key: str | None) -> Server:
+    """`model` None: the one that the server has. Raises Unreachable."""
+    names = served_models(url, key)
+    if model is None:
+        if len(names) != 1:
+            raise Unreachable(f"{url} serves {_listed(names)}; say which is meant.")
+        (model,) = names
+    elif model not in names:
+        raise Unreachable(f"{url} does not serve {model!r}; it serves {_listed(names)}.")
+    return Server(url, model, key)
+
+
+def _listed(names: Collection[str]) -> str:
+    return ", ".join(map(repr, sorted(names))) if names else "no model"
+
+
+def plan(a: Server, b: Server, groups: Collection[Group] = tuple(Group)) -> Plan:
+    """Takes what the requests need to be telling from B, which is the known one. Raises Unreachable."""
+    path, body = samples.NEEDED
+    try:
+        chat = fetch(b, path, body)
+    except Refused as problem:
+        raise Unreachable(f"A plain request is refused, so there is nothing to compare: {problem}") from problem
+    wanted = {}
+    for name, (path, body) in samples.WANTED.items():
+        try:
+            wanted[name] = fetch(b, path, body)
+        except Refused:
+            continue
+    try:
+        sample = samples.make_sample(chat, wanted, served_models(b.url, b.key).get(b.model))
+    except (LookupError, TypeError) as problem:
+        raise Unreachable(f"{b.url} gave no answer of this API: {problem!r}") from problem
+    asked = [shape for shape in shapes(sample) if shape.group in groups]
+    return Plan(a, b, asked, samples.left_out(sample))
+
+
+def run(work: Plan, progress: Callable[[int, Shape], None] = lambda number, shape: None) -> Iterator[Outcome]:
+    """Asks both servers every shape; `progress` is told before each one. Raises Unreachable."""
+    for number, shape in enumerate(work.shapes):
+        progress(number, shape)
+        outcome = _compare(work.a, work.b, shape)
         # An engine that is just done with the request before computes this one in another batch, with other last
-        # digits. What the gateway does wrong, it does wrong again.
+        # digits. What a frontend does wrong, it does wrong again.
         while outcome.unexplained and outcome.may_be_rounding and outcome.turns < _TURNS:
-            outcome = replace(_compare(gateway, vllm, model, vllm_model, shape), turns=outcome.turns + 1)
+            outcome = replace(_compare(work.a, work.b, shape), turns=outcome.turns + 1)
         yield outcome
 
 
-def _sample(vllm: str, model: str) -> Sample:
-    requests = sample_requests().items()
-    return make_sample({name: fetch(vllm, path, {"model": model} | body) for name, (path, body) in requests})
-
-
-def _compare(gateway: str, vllm: str, model: str, vllm_model: str, shape: Shape) -> Outcome:
-    ours = ask(gateway, shape.path, {"model": model} | shape.body)
-    theirs = ask(vllm, shape.path, {"model": vllm_model} | shape.body)
-    if ours.tree.get("model") == model and theirs.tree.get("model") == vllm_model:
-        ours.tree.pop("model")
-        theirs.tree.pop("model")
-    if ours.status == theirs.status:
-        found = list(differences(ours.tree, theirs.tree))
+def _compare(a: Server, b: Server, shape: Shape) -> Outcome:
+    sent = shape.body if shape.raw is None else shape.raw
+    case = Case(shape, ask(a, shape.path, sent), ask(b, shape.path, sent))
+    if case.a.tree.get("model") == a.model and case.b.tree.get("model") == b.model:
+        case.a.tree.pop("model")
+        case.b.tree.pop("model")
+    if case.a.status == case.b.status:
+        found = list(differences(case.a.tree, case.b.tree))
     else:
-        found = [Difference("status", ours.status, theirs.status)]
-    case = Case(shape, ours, theirs)
-    return Outcome(case, tuple((one, explanation_of(case, one)) for one in found))
+        found = [Difference("status", case.a.status, case.b.status)]
+    return Outcome(case, tuple(_finding(case, difference) for difference in found))
+
+
+def _finding(case: Case, difference: Difference) -> Finding:
+    explanation = explanation_of(case, difference)
+    if explanation is not None:
+        return Finding(difference, explanation)
+    return Finding(difference, None, explanation_of(case.mirrored, difference.mirrored))

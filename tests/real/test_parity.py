@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.parity.client import Server
 from bench.parity.explained import EXPLANATIONS
-from bench.parity.run import Outcome, run
+from bench.parity.report import row
+from bench.parity.run import Outcome, plan, run
 from devtools import environments, models, repository
 from devtools.stack import Ports, Stack, StackConfig
 from tests.support.vllm_server import VllmServer, starting_vllm
@@ -37,7 +39,9 @@ def outcomes(engine_platform: None, tmp_path_factory: pytest.TempPathFactory) ->
         stack.start()
         for server in servers.values():
             server.wait_until_ready()
-        yield {name: list(run(stack.url, server.url, name, name)) for name, server in servers.items()}
+        yield {
+            name: list(run(plan(Server(stack.url, name), Server(server.url, name)))) for name, server in servers.items()
+        }
 
 
 def _vllm(deployment: str, state: Path, port: int) -> "contextlib.AbstractContextManager[VllmServer]":
@@ -53,7 +57,7 @@ def test_every_answer_is_the_same_or_the_difference_is_explained(
 ) -> None:
     found = outcomes[deployment]
     assert len(found) >= 50
-    different = [line for outcome in found if outcome.unexplained for line in outcome.lines()]
+    different = [line for outcome in found if outcome.unexplained for line in row(outcome)]
     assert not different, "\n".join(different)
 
 
@@ -63,13 +67,13 @@ def test_every_request_is_answered_or_refused_as_it_is_meant(
 ) -> None:
     """Two equal refusals of a request that was meant to be answered would prove nothing."""
     wrong = [
-        (case.shape.name, case.gateway.status, case.gateway.message)
+        (case.shape.name, case.a.status, case.a.message)
         for case in (outcome.case for outcome in outcomes[deployment])
-        if case.shape.refused is not None and case.gateway.status not in ((400, 404) if case.shape.refused else (200,))
+        if case.shape.refused is not None and case.a.status not in ((400, 404) if case.shape.refused else (200,))
     ]
     assert wrong == []
 
 
 def test_every_explanation_is_needed(outcomes: dict[str, list[Outcome]]) -> None:
-    used = {explanation for found in outcomes.values() for outcome in found for _, explanation in outcome.found}
+    used = {one.explanation for found in outcomes.values() for outcome in found for one in outcome.found}
     assert set(EXPLANATIONS) <= used

@@ -1,17 +1,19 @@
-"""`python -m bench.parity` between two servers that speak from a script: what it calls a difference, and exit codes."""
+"""`python -m bench parity` between two servers that speak from a script: what it calls a difference, and exit codes."""
 
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.parity.__main__ import main
-from bench.parity.shapes import CHAT
+from bench.__main__ import main
+from bench.parity.shape import CHAT, Group
 
 Answer = dict[str, Any]
 Alter = Callable[[Answer, Answer], None]
@@ -60,13 +62,59 @@ def events(answer: Answer, size: int) -> str:
     return "".join(f"data: {json.dumps(line)}\n\n" for line in lines) + "data: [DONE]\n\n"
 
 
+class Speaker(BaseHTTPRequestHandler):
+    """What both kinds of server have in common."""
+
+    key: str | None = None
+    models: tuple[str, ...] = ("m",)
+
+    def do_GET(self) -> None:
+        if self.key is not None and self.headers["authorization"] != f"Bearer {self.key}":
+            self.answer(401, json.dumps({"error": {"message": "Who are you?"}}))
+            return
+        self.answer(200, json.dumps({"data": [{"id": name} for name in self.models]}))
+
+    def answer(self, status: int, text: str, content_type: str = "application/json") -> None:
+        self.send_response(status)
+        self.send_header("content-type", content_type)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
 @contextmanager
-def speaking(size: int = WHOLE_TOKENS, alter: Alter = lambda answer, request: None) -> Iterator[str]:
+def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """Its URL."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextmanager
+def speaking(
+    size: int = WHOLE_TOKENS,
+    alter: Alter = lambda answer, request: None,
+    key: str | None = None,
+    models: tuple[str, ...] = ("m",),
+) -> Iterator[str]:
     """A server that answers everything with the same, and its URL."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Speaker):
         def do_POST(self) -> None:
-            request = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            body = self.rfile.read(int(self.headers["content-length"]))
+            if not body.startswith(b"{") or len(body) < 3:
+                error = {"message": "What is that?", "type": "invalid_request_error", "code": None}
+                alter({"choices": [error]}, {})
+                self.answer(400, json.dumps({"error": error}))
+                return
+            request = json.loads(body)
             content_type = "application/json"
             if self.path == "/tokenize":
                 text = json.dumps({"tokens": [1, 2, 3], "max_model_len": 20})
@@ -76,38 +124,31 @@ def speaking(size: int = WHOLE_TOKENS, alter: Alter = lambda answer, request: No
                 text = json.dumps(answer)
                 if request.get("stream"):
                     content_type, text = "text/event-stream; charset=utf-8", events(answer, size)
-            self.send_response(200)
-            self.send_header("content-type", content_type)
-            self.end_headers()
-            self.wfile.write(text.encode())
+            self.answer(200, text, content_type)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()
+    Handler.key, Handler.models = key, models
+    with serving(Handler) as url:
+        yield url
 
 
-def compared(gateway: str, vllm: str, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr("sys.argv", ["parity", "--gateway", gateway, "--vllm", vllm, "--model", "m"])
-    return main()
+def compared(a: str, b: str, *options: str) -> int:
+    return main(["parity", "--url", a, "--against", b, *options])
 
 
-def test_the_same_answers_however_their_streams_are_cut(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with speaking(PAIRS) as gateway, speaking(WHOLE_TOKENS) as vllm:
-        assert compared(gateway, vllm, monkeypatch) == 0
-    rows = capsys.readouterr().out.splitlines()
-    assert all(row.startswith("same ") for row in rows[:-1])
-    assert len(rows) > 50
-    assert rows[-1] == f"{len(rows) - 1} requests: {len(rows) - 1} the same, 0 explained, 0 DIFFERENT"
+def rows(shown: str) -> list[str]:
+    """The lines of the requests."""
+    return [line for line in shown.splitlines() if re.match(r"(same|explained|DIFFERENT) +\d", line)]
+
+
+def test_the_same_answers_however_their_streams_are_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    with speaking(PAIRS) as a, speaking(WHOLE_TOKENS) as b:
+        assert compared(a, b) == 0
+    shown = capsys.readouterr().out
+    found = rows(shown)
+    assert all(row.startswith("same ") for row in found)
+    assert len(found) > 50
+    assert shown.splitlines()[-1] == f"{len(found)} requests: {len(found)} the same, 0 explained, 0 DIFFERENT"
+    assert {group for group in Group if re.search(rf"^{group} +\d+ +\d+ +0 +0$", shown, re.MULTILINE)} == set(Group)
 
 
 def finish_reason(answer: Answer, request: Answer) -> None:
@@ -115,11 +156,12 @@ def finish_reason(answer: Answer, request: Answer) -> None:
 
 
 def one_token_id(answer: Answer, request: Answer) -> None:
-    answer["choices"][0]["token_ids"][3] = 99
+    if "token_ids" in answer["choices"][0]:
+        answer["choices"][0]["token_ids"][3] = 99
 
 
 def logprob(answer: Answer, request: Answer) -> None:
-    if "message" in answer["choices"][0]:
+    if "message" in answer["choices"][0] and "logprobs" in answer["choices"][0]:
         answer["choices"][0]["logprobs"]["content"][2]["logprob"] -= 0.01
 
 
@@ -131,17 +173,16 @@ def no_usage(answer: Answer, request: Answer) -> None:
 @pytest.mark.parametrize(
     ("alter", "place"),
     [
-        (finish_reason, "choices[0].finish_reason: gateway 'stop', vLLM 'length'"),
-        (one_token_id, "choices[0].token_ids[3]: gateway 99, vLLM 3"),
-        (logprob, "choices[0].logprobs.content[2].logprob: gateway -0.51, vLLM -0.5"),
-        (no_usage, "usage: gateway absent, vLLM {'prompt_tokens': 5, "),
+        (finish_reason, "choices[0].finish_reason: A 'stop', B 'length'"),
+        (one_token_id, "choices[0].token_ids[3]: A 99, B 3"),
+        (logprob, "choices[0].logprobs.content[2].logprob: A -0.51, B -0.5"),
+        (no_usage, "usage: A absent, B {'prompt_tokens': 5, "),
+        (no_usage, "stream.usage: A 'none', B 'in an event of its own, the last'"),
     ],
 )
-def test_a_difference_is_named_and_is_exit_code_1(
-    alter: Alter, place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with speaking(alter=alter) as gateway, speaking() as vllm:
-        assert compared(gateway, vllm, monkeypatch) == 1
+def test_a_difference_is_named_and_is_exit_code_1(alter: Alter, place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with speaking(alter=alter) as a, speaking() as b:
+        assert compared(a, b, "--only", "streaming") == 1
     shown = capsys.readouterr().out
     assert f"           {place}" in shown
     # Where it may be rounding, only what stays different counts.
@@ -149,9 +190,7 @@ def test_a_difference_is_named_and_is_exit_code_1(
     assert (row if alter is logprob else "\nDIFFERENT  200  chat: stream with usage\n") in shown
 
 
-def test_what_is_not_different_when_it_is_asked_again_is_the_same(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_not_different_when_it_is_asked_again_is_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     asked: set[str] = set()
 
     def first(alter: Alter) -> Alter:
@@ -162,23 +201,112 @@ def test_what_is_not_different_when_it_is_asked_again_is_the_same(
 
         return altered
 
-    with speaking(alter=first(logprob)) as gateway, speaking() as vllm:
-        assert compared(gateway, vllm, monkeypatch) == 0
+    with speaking(alter=first(logprob)) as a, speaking() as b:
+        assert compared(a, b) == 0
     assert "asked 2 times" in capsys.readouterr().out
     asked.clear()
     # Text that differs once is a fault.
-    with speaking(alter=first(finish_reason)) as gateway, speaking() as vllm:
-        assert compared(gateway, vllm, monkeypatch) == 1
+    with speaking(alter=first(finish_reason)) as a, speaking() as b:
+        assert compared(a, b) == 1
 
 
-@pytest.mark.parametrize("missing", ["gateway", "vllm"])
+def error_type(answer: Answer, request: Answer) -> None:
+    if "message" not in answer["choices"][0] or isinstance(answer["choices"][0]["message"], str):
+        answer["choices"][0]["type"] = "BadRequestError"
+
+
+def test_errors_are_compared_as_clients_read_them(capsys: pytest.CaptureFixture[str]) -> None:
+    with speaking() as a, speaking(alter=error_type) as b:
+        compared(a, b, "--only", "errors")
+    assert "error.type: A 'invalid_request_error', B 'BadRequestError'" in re.sub(r"\s+", " ", capsys.readouterr().out)
+
+
+def test_what_was_found_is_written_for_programs(tmp_path: Path) -> None:
+    with speaking(alter=no_usage) as a, speaking() as b:
+        assert compared(a, b, "--only", "streaming", "--only", "sampling", "--json", str(tmp_path / "found")) == 1
+    found = json.loads((tmp_path / "found").read_text())
+    assert (found["a"]["url"], found["b"]["model"]) == (a, "m")
+    assert {request["group"] for request in found["requests"]} == {"streaming", "sampling"}
+    assert sum(found["counts"].values()) == len(found["requests"])
+    (stream,) = [request for request in found["requests"] if request["name"] == "chat: stream with usage"]
+    assert (stream["verdict"], stream["a"]["status"], stream["body"]["stream"]) == ("different", 200, True)
+    places = {difference["place"]: difference for difference in stream["differences"]}
+    assert "a" not in places["usage"]
+    assert places["usage"]["b"] == USAGE
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> str:
+    """The one sentence that a comparison which cannot be made ends with."""
+    shown = capsys.readouterr().err
+    assert shown.startswith("bench parity: ")
+    assert shown.count("\n") == 1
+    return shown
+
+
+@pytest.mark.parametrize("missing", ["a", "b"])
 def test_a_server_that_does_not_answer_is_one_sentence_and_exit_code_2(
-    missing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    missing: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     nobody = "http://127.0.0.1:1"
     with speaking() as there:
-        gateway, vllm = (nobody, there) if missing == "gateway" else (there, nobody)
-        assert compared(gateway, vllm, monkeypatch) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"bench.parity: {nobody} does not answer: ")
-    assert said.count("\n") == 1
+        a, b = (nobody, there) if missing == "a" else (there, nobody)
+        assert compared(a, b) == 2
+    assert said(capsys).startswith(f"bench parity: {nobody} does not answer: ")
+
+
+def test_a_model_that_is_not_there_is_one_sentence_with_those_that_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with speaking() as a, speaking(models=("x", "y")) as b:
+        assert compared(a, b, "--model", "m") == 2
+        assert said(capsys) == f"bench parity: {b} does not serve 'm'; it serves 'x', 'y'.\n"
+        assert compared(a, b) == 2
+        assert said(capsys) == f"bench parity: {b} serves 'x', 'y'; say which is meant.\n"
+        assert compared(a, b, "--model-against", "x", "--only", "tools") == 0
+
+
+def test_keys_come_from_options_or_the_environment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with speaking(key="open") as a, speaking(key="sesame") as b:
+        assert compared(a, b) == 2
+        assert said(capsys) == (
+            f"bench parity: {a} answered 401 to /v1/models: Who are you? Give it an API key that it takes.\n"
+        )
+        monkeypatch.setenv("BENCH_API_KEY", "open")
+        assert compared(a, b, "--only", "tools") == 2
+        assert said(capsys).startswith(f"bench parity: {b} answered 401")
+        assert compared(a, b, "--only", "tools", "--api-key-against", "sesame") == 0
+
+
+def test_what_is_no_such_server_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    class Nothing(Speaker):
+        def do_GET(self) -> None:
+            self.answer(404, "Not here")
+
+    with serving(Nothing) as a, speaking() as b:
+        assert compared(a, b) == 2
+    assert "is no server of OpenAI's API" in said(capsys)
+
+
+class Plain(Speaker):
+    """A server with nothing but chat: no log probabilities, no token ids, no text completions."""
+
+    def do_POST(self) -> None:
+        sent = self.rfile.read(int(self.headers["content-length"]))
+        if self.path != CHAT or len(sent) < 3:
+            self.answer(404, "Not here")
+            return
+        answer = chat_answer()
+        for name in ("logprobs", "token_ids"):
+            del answer["choices"][0][name]
+        self.answer(200, json.dumps(answer))
+
+
+def test_what_a_server_has_not_is_not_asked_and_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(Plain) as a, serving(Plain) as b:
+        assert compared(a, f"{b}/v1/") == 0
+    shown = capsys.readouterr().out
+    assert "Not asked: text completions, since the server has none." in shown
+    assert "Not asked: requests with token ids, since" in shown
+    assert "Not asked: requests at the limit of the context, since" in shown
+    assert "chat: logprobs" in shown
+    assert "  text: " not in shown

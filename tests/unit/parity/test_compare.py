@@ -26,11 +26,11 @@ DIFFERENT: list[tuple[Any, Any, list[Difference]]] = [
 ]
 
 
-@pytest.mark.parametrize(("gateway", "vllm"), SAME)
-def test_the_same(gateway: Any, vllm: Any) -> None:
-    assert list(differences(gateway, vllm)) == []
+@pytest.mark.parametrize(("a", "b"), SAME)
+def test_the_same(a: Any, b: Any) -> None:
+    assert list(differences(a, b)) == []
 
 
-@pytest.mark.parametrize(("gateway", "vllm", "found"), DIFFERENT)
-def test_every_leaf_that_differs_is_named(gateway: Any, vllm: Any, found: list[Difference]) -> None:
-    assert list(differences(gateway, vllm)) == found
+@pytest.mark.parametrize(("a", "b", "found"), DIFFERENT)
+def test_every_leaf_that_differs_is_named(a: Any, b: Any, found: list[Difference]) -> None:
+    assert list(differences(a, b)) == found

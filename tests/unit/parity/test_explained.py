@@ -8,7 +8,7 @@ import pytest
 from bench.parity.client import Answer
 from bench.parity.compare import differences
 from bench.parity.explained import Case, explanation_of, table
-from bench.parity.shapes import CHAT, COMPLETIONS, Shape
+from bench.parity.shape import CHAT, COMPLETIONS, Group, Shape
 
 PAGE = Path(__file__).parents[3] / "docs" / "parity.md"
 
@@ -19,7 +19,7 @@ def unexplained(body: Tree, gateway: Tree, vllm: Tree, *, statuses: tuple[int, i
     """The places of differences without an explanation."""
     path = CHAT if "messages" in body else COMPLETIONS
     ours, theirs = ({"status": status} | tree for status, tree in zip(statuses, (gateway, vllm), strict=True))
-    case = Case(Shape("x", path, body), Answer(statuses[0], ours), Answer(statuses[1], theirs))
+    case = Case(Shape("x", path, body, Group.REQUESTS), Answer(statuses[0], ours), Answer(statuses[1], theirs))
     return [one.place for one in differences(ours, theirs) if explanation_of(case, one) is None]
 
 

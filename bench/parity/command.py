@@ -1,0 +1,97 @@
+"""`python -m bench parity`: its options, and what it prints.
+
+Exit code 1 if an answer differs without an explanation, 2 if a server cannot be asked or a setting is wrong.
+"""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from bench.parity import report
+from bench.parity.client import Unreachable
+from bench.parity.run import Outcome, Plan, plan, run, server
+from bench.parity.shape import Group, Shape
+
+KEY, KEY_AGAINST = "BENCH_API_KEY", "BENCH_API_KEY_AGAINST"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Sends requests of every shape to two servers of OpenAI's API, one in flight, and compares text, "
+        "finish reason, usage, log probabilities, errors and the format of streams. Both must serve the same model "
+        "with the same engine arguments, prefix caching off; see docs/parity.md. Exit code 1 if an answer "
+        "differs without an explanation, 2 if a server cannot be asked."
+    )
+    parser.add_argument("--url", required=True, type=_url, metavar="A", help="the server in question")
+    parser.add_argument("--against", required=True, type=_url, metavar="B", help="the one that it is compared with")
+    parser.add_argument("--model", metavar="NAME", help="the model's name (default: the only one that is served)")
+    parser.add_argument("--model-against", metavar="NAME", help="its name at B, where that is another")
+    parser.add_argument("--api-key", metavar="KEY", help=f"the key that A takes (default: ${KEY})")
+    parser.add_argument(
+        "--api-key-against", metavar="KEY", help=f"the key that B takes (default: ${KEY_AGAINST}, or that of A)"
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        type=Group,
+        choices=list(Group),
+        metavar="GROUP",
+        help="only the requests of this group, may be given several times: " + ", ".join(Group),
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where to write what was found, for programs")
+
+
+def main(given: argparse.Namespace) -> int:
+    key = given.api_key or os.environ.get(KEY)
+    key_against = given.api_key_against or os.environ.get(KEY_AGAINST) or key
+    outcomes: list[Outcome] = []
+    try:
+        a = server(_base(given.url), given.model, key)
+        b = server(_base(given.against), given.model_against or given.model, key_against)
+        work = plan(a, b, given.only or tuple(Group))
+        print(f"A: {a.model} at {a.url}\nB: {b.model} at {b.url}\n", flush=True)
+        progress = _Progress(work)
+        for outcome in run(work, progress.show):
+            outcomes.append(outcome)
+            progress.clear()
+            print("\n".join(report.row(outcome)), flush=True)
+        print("\n".join(["", *report.summary(outcomes, work)]))
+        if given.json is not None:
+            found = json.dumps(report.as_json(outcomes, work), ensure_ascii=False, indent=1)
+            given.json.write_text(found + "\n", encoding="utf-8")
+    except Unreachable as problem:
+        print(f"bench parity: {problem}", file=sys.stderr)
+        return 2
+    except OSError as problem:
+        print(f"bench parity: cannot write {given.json}: {os.strerror(problem.errno or 0)}", file=sys.stderr)
+        return 2
+    return 1 if any(outcome.unexplained for outcome in outcomes) else 0
+
+
+class _Progress:
+    """On a terminal, the request that is being asked, in a line that is written over."""
+
+    def __init__(self, work: Plan) -> None:
+        self._count = len(work.shapes)
+        self._terminal = sys.stderr.isatty()
+
+    def show(self, number: int, shape: Shape) -> None:
+        if self._terminal:
+            print(f"\r\x1b[K{number + 1}/{self._count} {shape.name} …", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        if self._terminal:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def _base(url: str) -> str:
+    """Without the path of the API, which clients' base URLs have."""
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def _url(text: str) -> str:
+    if not text.startswith(("http://", "https://")):
+        raise argparse.ArgumentTypeError(f"must be a URL such as http://127.0.0.1:9000, not {text!r}")
+    return text
