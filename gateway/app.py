@@ -6,6 +6,7 @@ more than the whole translation).
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -116,6 +117,9 @@ class Gateway:
         if self._tracing is not None:
             self._tracing.start()
         watching = [asyncio.create_task(self.access.follow()), asyncio.create_task(loop.watch(self._worker))]
+        # What is there now stays for good; looking through it took a quarter of all time that requests took.
+        gc.collect()
+        gc.freeze()
         try:
             yield
         finally:

@@ -5,28 +5,60 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Mapping
+from typing import Any, TextIO
 
 import orjson
 
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "color_message"}
 
 
+_json_lines: "logging.StreamHandler[TextIO] | None" = None
+"""The handler of all lines, where they are JSON."""
+
+
 class _JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        line = {
-            "time": f"{_second(int(record.created))}.{int(record.msecs):03}Z",
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        line |= {k: v for k, v in record.__dict__.items() if k not in _STANDARD}
+        fields = {k: v for k, v in record.__dict__.items() if k not in _STANDARD}
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        try:
-            return orjson.dumps(line, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
-        except TypeError:
-            # Half a surrogate pair, an integer of more than 64 bits.
-            return json.dumps(line, default=str)
+            fields["exception"] = self.formatException(record.exc_info)
+        return _line(record.created, record.levelno, record.name, record.getMessage(), fields)
+
+
+def event(logger: logging.Logger, level: int, message: str, fields: Mapping[str, Any]) -> None:
+    """`logger.log(level, message, extra=fields)`, at a third of its cost where lines are JSON: for a line that is
+    written for each request."""
+    if not logger.isEnabledFor(level):
+        return
+    if _json_lines is None:
+        logger.log(level, message, extra=fields)
+        return
+    text = _line(time.time(), level, logger.name, message, fields)
+    _json_lines.acquire()
+    try:
+        _json_lines.stream.write(text + "\n")
+        _json_lines.stream.flush()
+    except (OSError, ValueError):
+        # What cannot be told must not end the request that it is about.
+        pass
+    finally:
+        _json_lines.release()
+
+
+def _line(at: float, level: int, logger: str, message: str, fields: Mapping[str, Any]) -> str:
+    second = int(at)
+    line = {
+        "time": f"{_second(second)}.{int((at - second) * 1000):03}Z",
+        "level": logging.getLevelName(level).lower(),
+        "logger": logger,
+        "message": message,
+        **fields,
+    }
+    try:
+        return orjson.dumps(line, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+    except TypeError:
+        # Half a surrogate pair, an integer of more than 64 bits.
+        return json.dumps(line, default=str)
 
 
 @functools.lru_cache(1)
@@ -39,8 +71,10 @@ def configure(level: str) -> None:
     # service may write a line for each request.
     logging._srcfile = None
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    global _json_lines
     handler = logging.StreamHandler(sys.stderr)
-    if not sys.stderr.isatty():
+    _json_lines = None if sys.stderr.isatty() else handler
+    if _json_lines is not None:
         handler.setFormatter(_JsonFormatter())
     else:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))

@@ -81,6 +81,8 @@ def serve(
         log_config=None,
         access_log=False,
         server_header=False,
+        # Nothing asks for the client's address, nor for the scheme that it used.
+        proxy_headers=False,
         # Longer than the usual 60 s of proxies, SDK pools and scrapers, so that the client's side closes first.
         timeout_keep_alive=75,
         # Without it one client that does not read would keep the process alive for ever after SIGTERM.

@@ -8,8 +8,8 @@ once, for whole answers too.
 import asyncio
 import contextlib
 import logging
+import secrets
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -57,6 +57,7 @@ _log = logging.getLogger(__name__)
 # Past the deadline, for the client to take the error. One that does not read is let go then.
 _DEADLINE_GRACE_S = 2.0
 _LAST_WORD_S = 1.0
+_STRUCTURED = frozenset(FIELDS)
 # Of a model whose context length nobody knows.
 _NO_LIMIT = 1_000_000
 
@@ -241,14 +242,14 @@ class GenerateRoute(Generic[_Request]):
         deadline = asyncio.get_running_loop().time() + self._settings.request_timeout
         record = record_of(scope)
         try:
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout_at(deadline) as limit:
                 body = await read_body(scope, receive, self._settings.max_body_bytes)
-            record.body_at = time.monotonic()
-            request = self._dialect.parse(body)
-            model = named(self._models, request.model, record.key, self._front.pick(request.model))
-            record.asks(model.names[0], stream=bool(request.stream))
-            self._front.check_size(self._dialect.count_prompts(request), request.n or 1)
-            async with asyncio.timeout_at(deadline + _DEADLINE_GRACE_S):
+                limit.reschedule(deadline + _DEADLINE_GRACE_S)
+                record.body_at = time.monotonic()
+                request = self._dialect.parse(body)
+                model = named(self._models, request.model, record.key, self._front.pick(request.model))
+                record.asks(model.names[0], stream=bool(request.stream))
+                self._front.check_size(self._dialect.count_prompts(request), request.n or 1)
                 await self._answer(request, model, record, deadline, receive, send)
         except ClientGone:
             record.status = CLIENT_GONE
@@ -291,7 +292,7 @@ class GenerateRoute(Generic[_Request]):
             metrics.structured_total.labels(model.names[0], plan.constraint.kind).inc()
         course = _Course()
         watcher = watch_client(receive, lambda: course.cancel(ClientGone()))
-        alarm = asyncio.get_running_loop().call_at(deadline, course.cancel, self._too_late())
+        alarm = asyncio.get_running_loop().call_at(deadline, lambda: course.cancel(self._too_late()))
         try:
             entry = self._front.enter(plan.ask(record.key))
             if (lease := entry.lease) is None:
@@ -333,7 +334,8 @@ class GenerateRoute(Generic[_Request]):
                 "invalid_value",
             )
         warnings = judge_extras(request.model_extra or {}, self._dialect.table, strict=self._settings.strict_fields)
-        own = constraint_of({field: getattr(request, field, None) for field in FIELDS})
+        given = _STRUCTURED & request.model_fields_set
+        own = constraint_of({field: getattr(request, field) for field in given}) if given else None
         if own is not None and request.constraints is not None:
             raise both_bind(own.place)
         sampling = sampling_parameters(request, model.defaults, model.max_model_len)
@@ -364,7 +366,7 @@ class GenerateRoute(Generic[_Request]):
 
     async def _job(self, plan: _Plan[_Request], record: Record, lease: Lease, course: _Course) -> _Job[_Request]:
         plan = await self._for_lease(plan, record, lease)
-        answer_id = f"{self._dialect.id_prefix}-{plan.request.request_id or uuid.uuid4().hex}"
+        answer_id = f"{self._dialect.id_prefix}-{plan.request.request_id or secrets.token_hex(16)}"
         writer = plan.translation.writer(answer_id, int(time.time()))
         answers, generations = self._generations(plan, record, lease, answer_id)
         job = _Job(plan, record, lease, answer_id, writer, answers, generations, course)

@@ -1,10 +1,9 @@
 """What is said between a worker and the desk. Values only."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from gateway.desk.rates import Limits
+from gateway.desk.rates import UNLIMITED, Limits
 from gateway.openai.errors import ApiError
 
 State = Mapping[str, Any]
@@ -12,8 +11,7 @@ State = Mapping[str, Any]
 models there are, as JSON text of `model_list.Listing`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(NamedTuple):
     """What the desk must know of a request.
 
     `name` is the model that the client asked for, `model` Triton's name of the version that it was translated for;
@@ -27,7 +25,7 @@ class Ask:
     prompt_tokens: int
     max_tokens: int
     key: str = ""
-    limits: Limits = field(default_factory=Limits)
+    limits: Limits = UNLIMITED
     priority: int = 0
 
 

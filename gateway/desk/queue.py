@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Ticket:
     """A request that wants in. `key`: the name of its key, "" without keys; `priority`: smaller is earlier. Each is
     equal to itself alone, so it may be a dict's key."""

@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from gateway.observe.record import Record, ServiceLevel
+from service_base.logs import event
 
 _log = logging.getLogger("gateway.request")
 
@@ -16,7 +17,7 @@ def write(record: Record, level: ServiceLevel) -> None:
     """Probes and scrapes come every few seconds and are told at level debug."""
     severity = logging.DEBUG if record.is_probe else logging.INFO
     if _log.isEnabledFor(severity):
-        _log.log(severity, "request", extra=fields(record, level))
+        event(_log, severity, "request", fields(record, level))
 
 
 def fields(record: Record, level: ServiceLevel) -> dict[str, Any]:

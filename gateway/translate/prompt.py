@@ -8,12 +8,12 @@ read, a name.
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 import jinja2.meta
 import jinja2.nodes
+from jinja2.runtime import LoopContext
 from pydantic import BaseModel
 from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
@@ -38,13 +38,17 @@ _RESERVED = {
     "tools",
 }
 
+# What a loop says of itself that is no method.
+_OF_LOOPS = frozenset(
+    ("depth", "depth0", "first", "index", "index0", "last", "length", "nextitem", "previtem", "revindex", "revindex0")
+)
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+
+class Prompt(NamedTuple):
     """A rendered prompt and what could not be shown in it."""
 
     text: str
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[str]
 
 
 class ChatTemplate:
@@ -59,9 +63,11 @@ class ChatTemplate:
         self.source = source
         self._special_tokens = dict(special_tokens)
         try:
-            tree = _compile_jinja_template(source).environment.parse(source)
+            self._compiled = _compile_jinja_template(source)
+            tree = self._compiled.environment.parse(source)
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(f"the chat template does not compile: line {error.lineno}: {error.message}") from None
+        _look_up_at_once(self._compiled.environment)
         self._takes_parts = _loops_over_content(tree)
         self._takes_text = not self._takes_parts or re.search(r"\bis\s+(not\s+)?string\b", source) is not None
         self._variables = jinja2.meta.find_undeclared_variables(tree)
@@ -108,17 +114,11 @@ class ChatTemplate:
             )
         if add_generation_prompt is None:
             add_generation_prompt = not continue_final_message
+        variables["documents"] = documents
+        variables["tools"] = [tool.model_dump(exclude_none=True) for tool in tools] or None
+        variables["add_generation_prompt"] = add_generation_prompt
         try:
-            # Its annotation says str; it returns the rendered chats and the assistants' indices.
-            rendered: Any = render_jinja_template(
-                conversations=[rendered_messages],
-                chat_template=self.source,
-                documents=documents,
-                tools=[tool.model_dump(exclude_none=True) for tool in tools] or None,
-                continue_final_message=bool(continue_final_message),
-                add_generation_prompt=add_generation_prompt,
-                **variables,
-            )
+            text = self._rendered(rendered_messages, bool(continue_final_message), variables)
         except jinja2.TemplateError as error:
             # raise_exception of the template's author, such as "roles must alternate".
             raise bad_request(f"The model's chat template refused the messages: {error}", param="messages") from None
@@ -126,7 +126,22 @@ class ChatTemplate:
             # A template is a program: with messages that its author did not think of it fails in any way.
             _log.info("a chat template failed: %r", error)
             raise bad_request("The model's chat template cannot show these messages.", param="messages") from None
-        return Prompt(rendered[0][0], warnings)
+        return Prompt(text, warnings)
+
+    def _rendered(self, messages: list[dict[str, Any]], continue_final: bool, variables: Mapping[str, Any]) -> str:
+        if continue_final or any("reasoning" in message for message in messages):
+            # Its annotation says str; it returns the rendered chats and the assistants' indices.
+            rendered: Any = render_jinja_template(
+                conversations=[messages],
+                chat_template=self.source,
+                continue_final_message=continue_final,
+                **variables,
+            )
+            return str(rendered[0][0])
+        # All that the former does for such messages, which hold nothing but JSON, is to copy them, which takes longer
+        # than the rendering.
+        text: str = self._compiled.render(messages=messages, **variables)
+        return text
 
     def _variables_of(self, chat_template_kwargs: Mapping[str, Any]) -> dict[str, Any]:
         for name in chat_template_kwargs:
@@ -222,6 +237,24 @@ class ChatTemplate:
         if self._takes_parts:
             return [{"type": "text", "text": text} for text in texts]
         return "\n".join(texts)
+
+
+def _look_up_at_once(environment: jinja2.Environment) -> None:
+    """Have a compiled template get the members of messages and the state of its loops without the sandbox's questions,
+    of which it asks ten for each: neither can lead out of it."""
+    if "getattr" in vars(environment):
+        # transformers keeps what it has compiled.
+        return
+    judged = environment.getattr
+
+    def looked_up(obj: Any, attribute: str) -> Any:
+        if type(obj) is LoopContext and attribute in _OF_LOOPS:
+            return getattr(obj, attribute)
+        if type(obj) is dict and attribute in obj and not hasattr(dict, attribute):
+            return obj[attribute]
+        return judged(obj, attribute)
+
+    environment.getattr = looked_up  # type: ignore[method-assign]
 
 
 def _with_one_system_message(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

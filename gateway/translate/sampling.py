@@ -33,14 +33,14 @@ _MODEL_DEFAULTS = {
 GenerateRequest = ChatRequest | CompletionRequest
 
 
-def _forwarded(table: Mapping[str, Field]) -> tuple[tuple[str, str], ...]:
-    return tuple((f.name, f.key) for f in table.values() if f.key is not None)
+def _forwarded(table: Mapping[str, Field]) -> dict[str, str]:
+    return {f.name: f.key for f in table.values() if f.key is not None}
 
 
 _PARAMETERS = {ChatRequest: _forwarded(CHAT), CompletionRequest: _forwarded(COMPLETION)}
-_INPUTS = tuple((f.name, f.input) for f in CHAT.values() if f.input is not None)
+_INPUTS = {f.name: f.input for f in CHAT.values() if f.input is not None}
 # Which backend takes a field is the same for both request types.
-_NOT_EVERYWHERE = tuple({f.name: f for f in (*CHAT.values(), *COMPLETION.values()) if f.needs or not f.stock}.values())
+_NOT_EVERYWHERE = {f.name: f for f in (*CHAT.values(), *COMPLETION.values()) if f.needs or not f.stock}
 
 # Of a completion, what concerns the tokens that the engine chooses.
 _OF_CHOSEN_TOKENS = (
@@ -71,10 +71,11 @@ def sampling_parameters(
     model's context length in tokens, `None` where unknown.
     """
     parameters = dict(defaults)
-    for name, key in _PARAMETERS[type(request)]:
+    keys = _PARAMETERS[type(request)]
+    for name in keys.keys() & request.model_fields_set:
         value = getattr(request, name)
         if value is not None:
-            parameters[key] = value
+            parameters[keys[name]] = value
     if isinstance(request, ChatRequest):
         limit = _chat_limit(request, max_model_len)
         _chat_logprobs(request, parameters)
@@ -126,15 +127,16 @@ def inputs(request: GenerateRequest) -> dict[str, Any]:
         raise bad_request("truncation_side needs truncate_prompt_tokens; leave it out.", "truncation_side")
     if request.truncate_prompt_tokens == 0:
         raise bad_request("truncate_prompt_tokens must be -1 or at least 1.", "truncate_prompt_tokens", "invalid_value")
-    return {key: value for name, key in _INPUTS if (value := getattr(request, name)) is not None}
+    given = _INPUTS.keys() & request.model_fields_set
+    return {_INPUTS[name]: value for name in given if (value := getattr(request, name)) is not None}
 
 
 def refuse_missing(request: GenerateRequest, model: ModelContract) -> None:
     """Refuse what the model's backend cannot take: Triton would drop an input that is not declared, and NVIDIA's
     stock backend answers with an unrelated error."""
     stock = model.backend is Backend.STOCK
-    for field in _NOT_EVERYWHERE:
-        value = getattr(request, field.name, None)
+    for name in sorted(_NOT_EVERYWHERE.keys() & request.model_fields_set):
+        field, value = _NOT_EVERYWHERE[name], getattr(request, name)
         if value is None or is_one_of(value, field.harmless):
             continue
         if stock and not field.stock:

@@ -7,7 +7,7 @@ for NVIDIA's stock one (STOCK). Pure: values in, values out. The other half of t
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -19,6 +19,9 @@ from gateway.openai.json_text import dumps
 # Triton's release 26.01 is server version 2.65; a minor version is a month.
 _OLDEST_STOCK = (2, 65)
 _OLDEST_STOCK_RELEASE = "26.01"
+
+
+_NOTHING: Mapping[str, Any] = {}
 
 
 class Backend(StrEnum):
@@ -34,8 +37,7 @@ class ModelContract:
     inputs: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True)
-class GenerateRequest:
+class GenerateRequest(NamedTuple):
     """One generation, as it is asked of a backend.
 
     `sampling` holds `max_tokens`, None for the rest of the context; `constraint` is vLLM's
@@ -48,12 +50,9 @@ class GenerateRequest:
     sampling: Mapping[str, Any]
     constraint: Mapping[str, Any] | None = None
     add_special_tokens: bool = False
-    inputs: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Mapping[str, Any] = _NOTHING
     outputs: tuple[str, ...] = ()
     request_id: str = ""
-
-
-_NO_OUTPUTS: Mapping[str, Any] = {}
 
 
 class Delta(NamedTuple):
@@ -64,7 +63,7 @@ class Delta(NamedTuple):
     finish_reason: str | None
     prompt_tokens: int
     new_tokens: int
-    outputs: Mapping[str, Any] = _NO_OUTPUTS
+    outputs: Mapping[str, Any] = _NOTHING
 
 
 class UpstreamError(Exception):
@@ -152,7 +151,7 @@ def parse_response(payload: bytes, outputs: Sequence[str] = ()) -> Delta:
     prompt_tokens, new_tokens = response.get("num_input_tokens", 0), response.get("num_output_tokens", 0)
     if type(text) is not str or type(prompt_tokens) is not int or type(new_tokens) is not int:
         raise ValueError("a response holds a value of the wrong type")
-    values = {name: orjson.loads(response.get(name) or b"null") for name in outputs} if outputs else _NO_OUTPUTS
+    values = {name: orjson.loads(response.get(name) or b"null") for name in outputs} if outputs else _NOTHING
     return Delta(text, None if reason is None or reason == "None" else str(reason), prompt_tokens, new_tokens, values)
 
 

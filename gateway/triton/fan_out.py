@@ -25,8 +25,7 @@ class FanOut:
         self._cancelled: Exception | None = None
         self._failure: Exception | None = None
         self._pumps: list[asyncio.Task[None]] = []
-        # One entry each: a generation waits until its last one has been taken.
-        self._queue: asyncio.Queue[tuple[int, list[Delta] | Exception | None]] = asyncio.Queue(len(generations))
+        self._queue: asyncio.Queue[tuple[int, list[Delta] | Exception | None]]
 
     @property
     def waits(self) -> bool:
@@ -43,6 +42,8 @@ class FanOut:
         if len(self._generations) == 1:
             await self._generations[0].open()
             return
+        # One entry each: a generation waits until its last one has been taken.
+        self._queue = asyncio.Queue(len(self._generations))
         opening = [asyncio.create_task(generation.open()) for generation in self._generations]
         try:
             await asyncio.wait(opening, return_when=asyncio.FIRST_EXCEPTION)

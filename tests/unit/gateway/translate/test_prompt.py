@@ -1,9 +1,13 @@
 """Chat templates: roles, text parts, what they forbid, what they cannot show."""
 
 import json
+import re
+from collections.abc import Callable
 from typing import Any
 
+import jinja2
 import pytest
+from transformers.utils import chat_template_utils
 
 from gateway.openai.errors import ApiError
 from gateway.openai.schema import Tool, parse_chat
@@ -193,3 +197,50 @@ def test_kwargs_cannot_replace_what_the_gateway_sets(name: str) -> None:
     with pytest.raises(ApiError) as caught:
         render(PLAIN, chat_template_kwargs={name: "x"})
     assert caught.value.param == f"chat_template_kwargs.{name}"
+
+
+_LOOKED_UP = {
+    "members": "{{ m.role }}{{ m['content'] }}{{ m.nothing }}{{ m.nothing is defined }}{{ m.get('role') }}",
+    "methods": "{{ m.items() | list }}{{ m.keys() | list }}{{ m | items | list }}{{ m.__class__ }}",
+    "inside": "{{ m.__class__.__mro__ }}",
+    "changing": "{{ m.update({}) }}",
+    "members that are named as methods": "{% for c in m.tool_calls %}{{ c.function.arguments.items }}{% endfor %}",
+    "members of members": "{% for c in m.tool_calls %}{{ c.function.arguments.city }}{{ c.function.name }}{% endfor %}",
+    "loops": "{{ loop.first }}{{ loop.last }}{{ loop.index }}{{ loop.index0 }}{{ loop.length }}{{ loop.revindex }}"
+    "{{ loop.previtem.role }}{{ loop.nextitem is defined }}{{ loop.depth }}{{ loop.nothing }}",
+    "methods of loops": "{{ loop.cycle('a', 'b') }}{{ loop.changed(m.role) }}",
+    "inside of loops": "{{ loop._iterable }}",
+    "namespaces": "{% set ns = namespace(n=1) %}{% set ns.n = ns.n + 1 %}{{ ns.n }}{{ ns.__dict__ }}",
+    "texts": "{{ m.content.strip() }}{{ m.content.upper }}{{ m.content | length }}{{ m.content[0] }}",
+    "numbers": "{{ (1).real }}{{ (1).__class__ }}",
+}
+
+
+@pytest.mark.parametrize("source", _LOOKED_UP.values(), ids=_LOOKED_UP.keys())
+def test_what_a_template_looks_up_is_what_it_finds_in_the_sandbox(source: str) -> None:
+    function = {"name": "f", "arguments": '{"items": 1, "city": "x", "get": 2}'}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "hi "},
+        {"role": "assistant", "content": "c", "tool_calls": [{"id": "1", "type": "function", "function": function}]},
+    ]
+    source = "{% for m in messages %}" + source + "{% endfor %}"
+    assert _outcome(lambda: render(source, *messages).text) == _outcome(lambda: _by_transformers(source, messages))
+
+
+def _by_transformers(source: str, messages: list[dict[str, Any]]) -> str:
+    messages = json.loads(json.dumps(messages))
+    for message in messages:
+        for call in message.get("tool_calls", ()):
+            # As transformers' templates take them.
+            call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+            call.update({"id": call.pop("id")})
+    template = chat_template_utils._cached_compile_jinja_template(source)
+    text: str = template.render(messages=messages, tools=None, documents=None, add_generation_prompt=True)
+    return text
+
+
+def _outcome(rendering: Callable[[], str]) -> str:
+    try:
+        return re.sub(r"0x[0-9a-f]+", "0x", rendering())
+    except (ApiError, jinja2.TemplateError):
+        return "refused"
