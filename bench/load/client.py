@@ -21,7 +21,7 @@ _CLOSED = "the connection was closed before the answer began"
 
 class Client:
     """For one event loop. `url` is the server's base URL, without `/v1`; `headers` go with every request; `timeout` is
-    how many seconds an answer may take in all. `on_first` is called when the first bytes of an answer come."""
+    how many seconds an answer may take in all."""
 
     def __init__(self, url: str, *, headers: Mapping[str, str] | None = None, timeout: float = 600.0) -> None:
         parts = urlsplit(url)
@@ -49,6 +49,10 @@ class Client:
             return _failed(request, began, str(error) or type(error).__name__)
         return judge(request, answer, began, time.perf_counter())
 
+    async def connect(self, count: int) -> None:
+        """Opens so many connections ahead, for requests to come. Raises OSError."""
+        self._idle += await asyncio.gather(*(self._open() for _ in range(count)))
+
     def close(self) -> None:
         for connection in self._idle:
             connection.close()
@@ -64,10 +68,12 @@ class Client:
             except _Closed:
                 # The server has closed it in the meantime, as it may.
                 pass
-        _, connection = await asyncio.get_running_loop().create_connection(
-            _Connection, self._host, self._port, ssl=self._tls
-        )
-        return await self._exchange(connection, data)
+        return await self._exchange(await self._open(), data)
+
+    async def _open(self) -> "_Connection":
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(_Connection, self._host, self._port, ssl=self._tls)
+        return connection
 
     async def _exchange(self, connection: "_Connection", data: bytes) -> Answer:
         try:

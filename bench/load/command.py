@@ -58,8 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--prompt-bytes",
         type=_positive,
         metavar="BYTES",
-        help=f"text of a prompt, about four bytes a token ({PREPROCESS.prompt_bytes} of preprocess, {DECODE.prompt_bytes} of decode, "
-        f"{STRUCTURED.prompt_bytes} of structured)",
+        help=f"text of a prompt, about four bytes a token ({PREPROCESS.prompt_bytes} of preprocess, "
+        f"{DECODE.prompt_bytes} of decode, {STRUCTURED.prompt_bytes} of structured)",
     )
     parser.add_argument(
         "--answer-tokens",
@@ -137,13 +137,10 @@ def _showing(requests: int | None) -> Iterator[Callable[[running.Progress], None
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("starting", total=requests)
-        tokens = 0.0
 
         def show(progress: running.Progress) -> None:
-            nonlocal tokens
-            tokens = progress.tokens
             wrong = f", {progress.wrong} wrong" if progress.wrong else ""
-            about = f"{progress.ended} answers{wrong}, {progress.begun - progress.ended} in flight, {tokens} tokens"
+            about = f"{progress.ended} answers{wrong}, {progress.begun - progress.ended} in flight, {progress.tokens} tokens"
             bar.update(task, completed=progress.ended, description=about)
 
         yield show
@@ -165,7 +162,8 @@ def print_report(made: Report, objectives: Objectives, console: Console) -> None
 
 def _table(kind: str, part: Part, objectives: Objectives) -> Table:
     right = part.requests - part.wrong
-    title = f"{kind}: {right} of {part.requests} answers right, {part.requests_per_second:.1f} requests/s, {part.tokens_per_second:.0f} tokens/s"
+    rates = f"{part.requests_per_second:.1f} requests/s, {part.tokens_per_second:.0f} tokens/s"
+    title = f"{kind}: {right} of {part.requests} answers right, {rates}"
     if objectives != Objectives():
         title += f", goodput {part.goodput:.1f} requests/s"
     table = Table(title=title, title_justify="left", title_style="bold")
@@ -173,7 +171,7 @@ def _table(kind: str, part: Part, objectives: Objectives) -> Table:
     for name in ("mean", "p50", "p90", "p99", "max", "count"):
         table.add_column(name, justify="right")
     for name, values in (
-        ("time to first token", part.ttft),
+        ("to first token", part.ttft),
         ("between tokens", part.itl),
         ("whole answer", part.latency),
     ):

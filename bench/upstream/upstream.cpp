@@ -315,6 +315,7 @@ class Server {
             connection.stream = &stream->second;
             connection.tokens = asked_tokens(body, connection.stream->tokens());
             connection.released = connection.stream->interval == 0 ? connection.tokens : 1;
+            stats_.tokens += connection.released;
             if (connection.released < connection.tokens) {
                 // Phases that no two streams share.
                 phase_ = std::fmod(phase_ + 0.6180339887498949, 1.0);
@@ -346,6 +347,7 @@ class Server {
             if (connection == nullptr || connection->number != timer.number) continue;
             const std::int64_t interval = connection->stream->interval;
             if (time - timer.due > interval / 2) ++stats_.late;
+            ++stats_.tokens;
             if (++connection->released < connection->tokens) {
                 connection->due = std::max(timer.due + interval, time + interval / 2);
                 timers_.push({connection->due, timer.fd, timer.number});
@@ -399,7 +401,6 @@ class Server {
 
     bool finish(Connection& connection) {
         set_waiting(connection, false);
-        if (connection.stream != nullptr) stats_.tokens += connection.tokens;
         connection.is_busy = false;
         --stats_.busy;
         if (connection.keep_alive) return true;
