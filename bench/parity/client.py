@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.parity.fold import folded
+from bench.served import Unreachable
 
 JSON = dict[str, Any]
 
@@ -16,10 +17,6 @@ JSON = dict[str, Any]
 _TIMEOUT = 300
 # Differ between any two answers; ids are compared by nobody.
 _INCIDENTAL = frozenset({"id", "created", "system_fingerprint"})
-
-
-class Unreachable(Exception):
-    """A server does not answer, or with something else than this API, or does not serve the model."""
 
 
 class Refused(Exception):
@@ -67,21 +64,6 @@ def fetch(server: Server, path: str, body: Mapping[str, Any]) -> JSON:
     return _object(server.url + path, text)
 
 
-def served_models(url: str, key: str | None) -> dict[str, int | None]:
-    """The models that `GET /v1/models` lists, each with the length of its context if that is said. Raises Unreachable,
-    with what to do."""
-    status, _, text = _exchange(Server(url, "", key), "/v1/models", None)
-    if status in (401, 403):
-        raise Unreachable(f"{url} answered {status} to /v1/models: {_error(text)[0]} Give it an API key that it takes.")
-    if status != 200:
-        raise Unreachable(f"{url}/v1/models answered {status}, so this is no server of OpenAI's API; check the URL.")
-    try:
-        listed = _object(url + "/v1/models", text)["data"]
-        return {str(model["id"]): model.get("max_model_len") for model in listed}
-    except (KeyError, TypeError, AttributeError) as problem:
-        raise Unreachable(f"{url}/v1/models is no list of models: {text[:200]!r}") from problem
-
-
 def _object(where: str, text: str) -> JSON:
     try:
         return dict(json.loads(text))
@@ -89,7 +71,7 @@ def _object(where: str, text: str) -> JSON:
         raise Unreachable(f"{where} gave no answer of this API: {text[:200]!r}") from problem
 
 
-def _exchange(server: Server, path: str, body: bytes | None) -> tuple[int, str, str]:
+def _exchange(server: Server, path: str, body: bytes) -> tuple[int, str, str]:
     headers = {"content-type": "application/json"}
     if server.key is not None:
         headers["authorization"] = f"Bearer {server.key}"

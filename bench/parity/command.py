@@ -10,11 +10,12 @@ import sys
 from pathlib import Path
 
 from bench.parity import report
-from bench.parity.client import Unreachable
-from bench.parity.run import Outcome, Plan, plan, run, server
+from bench.parity.client import Server
+from bench.parity.run import Outcome, Plan, plan, run
 from bench.parity.shape import Group, Shape
+from bench.served import KEY, Unreachable, base_url, chosen
 
-KEY, KEY_AGAINST = "BENCH_API_KEY", "BENCH_API_KEY_AGAINST"
+KEY_AGAINST = f"{KEY}_AGAINST"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "with the same engine arguments, prefix caching off; see docs/parity.md. Exit code 1 if an answer "
         "differs without an explanation, 2 if a server cannot be asked."
     )
-    parser.add_argument("--url", required=True, type=_url, metavar="A", help="the server in question")
-    parser.add_argument("--against", required=True, type=_url, metavar="B", help="the one that it is compared with")
+    parser.add_argument("--url", required=True, metavar="A", help="the server in question")
+    parser.add_argument("--against", required=True, metavar="B", help="the one that it is compared with")
     parser.add_argument("--model", metavar="NAME", help="the model's name (default: the only one that is served)")
     parser.add_argument("--model-against", metavar="NAME", help="its name at B, where that is another")
     parser.add_argument("--api-key", metavar="KEY", help=f"the key that A takes (default: ${KEY})")
@@ -48,8 +49,8 @@ def main(given: argparse.Namespace) -> int:
     key_against = given.api_key_against or os.environ.get(KEY_AGAINST) or key
     outcomes: list[Outcome] = []
     try:
-        a = server(_base(given.url), given.model, key)
-        b = server(_base(given.against), given.model_against or given.model, key_against)
+        a = _server(given.url, given.model, key)
+        b = _server(given.against, given.model_against or given.model, key_against)
         work = plan(a, b, given.only or tuple(Group))
         print(f"A: {a.model} at {a.url}\nB: {b.model} at {b.url}\n", flush=True)
         progress = _Progress(work)
@@ -70,6 +71,11 @@ def main(given: argparse.Namespace) -> int:
     return 1 if any(outcome.unexplained for outcome in outcomes) else 0
 
 
+def _server(url: str, model: str | None, key: str | None) -> Server:
+    base = base_url(url)
+    return Server(base, chosen(base, model, key), key)
+
+
 class _Progress:
     """On a terminal, the request that is being asked, in a line that is written over."""
 
@@ -84,14 +90,3 @@ class _Progress:
     def clear(self) -> None:
         if self._terminal:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-
-def _base(url: str) -> str:
-    """Without the path of the API, which clients' base URLs have."""
-    return url.rstrip("/").removesuffix("/v1")
-
-
-def _url(text: str) -> str:
-    if not text.startswith(("http://", "https://")):
-        raise argparse.ArgumentTypeError(f"must be a URL such as http://127.0.0.1:9000, not {text!r}")
-    return text

@@ -5,11 +5,12 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from bench.parity import sample as samples
-from bench.parity.client import Refused, Server, Unreachable, ask, fetch, served_models
+from bench.parity.client import Refused, Server, ask, fetch
 from bench.parity.compare import Difference, differences
 from bench.parity.explained import Case, Explanation, explanation_of
 from bench.parity.shape import Group, Shape
 from bench.parity.shapes import shapes
+from bench.served import Unreachable, served_models
 
 # How often a request is asked at most.
 _TURNS = 3
@@ -63,22 +64,6 @@ class Plan:
     b: Server
     shapes: list[Shape]
     left_out: list[str]
-
-
-def server(url: str, model: str | None, key: str | None) -> Server:
-    """`model` None: the one that the server has. Raises Unreachable."""
-    names = served_models(url, key)
-    if model is None:
-        if len(names) != 1:
-            raise Unreachable(f"{url} serves {_listed(names)}; say which is meant.")
-        (model,) = names
-    elif model not in names:
-        raise Unreachable(f"{url} does not serve {model!r}; it serves {_listed(names)}.")
-    return Server(url, model, key)
-
-
-def _listed(names: Collection[str]) -> str:
-    return ", ".join(map(repr, sorted(names))) if names else "no model"
 
 
 def plan(a: Server, b: Server, groups: Collection[Group] = tuple(Group)) -> Plan:

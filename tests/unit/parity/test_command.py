@@ -268,10 +268,8 @@ def test_keys_come_from_options_or_the_environment(
 ) -> None:
     with speaking(key="open") as a, speaking(key="sesame") as b:
         assert compared(a, b) == 2
-        assert said(capsys) == (
-            f"bench parity: {a} answered 401 to /v1/models: Who are you? Give it an API key that it takes.\n"
-        )
-        monkeypatch.setenv("BENCH_API_KEY", "open")
+        assert said(capsys) == (f"bench parity: {a} answered 401 to /v1/models; give it an API key that it takes.\n")
+        monkeypatch.setenv("OPENAI_API_KEY", "open")
         assert compared(a, b, "--only", "tools") == 2
         assert said(capsys).startswith(f"bench parity: {b} answered 401")
         assert compared(a, b, "--only", "tools", "--api-key-against", "sesame") == 0
