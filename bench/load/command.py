@@ -140,7 +140,8 @@ def _showing(requests: int | None) -> Iterator[Callable[[running.Progress], None
 
         def show(progress: running.Progress) -> None:
             wrong = f", {progress.wrong} wrong" if progress.wrong else ""
-            about = f"{progress.ended} answers{wrong}, {progress.begun - progress.ended} in flight, {progress.tokens} tokens"
+            in_flight = progress.begun - progress.ended
+            about = f"{progress.ended} answers{wrong}, {in_flight} in flight, {progress.tokens} tokens"
             bar.update(task, completed=progress.ended, description=about)
 
         yield show

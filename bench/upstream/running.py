@@ -19,8 +19,8 @@ from devtools.errors import DevError
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Since the start; `tokens` are counted when they may leave. `late_tokens` left more than half an interval after their time; `left_by_client` are the streams
-    whose client has gone away."""
+    """Since the start; `tokens` are counted when they may leave. `late_tokens` left more than half an interval after
+    their time; `left_by_client` are the streams whose client has gone away."""
 
     requests: int
     tokens: int
