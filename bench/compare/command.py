@@ -20,6 +20,9 @@ from devtools import models
 from devtools.errors import DevError
 from devtools.progress import step
 
+_WIDTH = 140
+"""Of what is no terminal."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
@@ -113,6 +116,8 @@ def main(arguments: argparse.Namespace) -> int:
         stats = stage.upstream.stats()
     judged = judge(results)
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=_WIDTH)
     _print_measures(console, results)
     cost = f"{stats.cpu_microseconds_per_token:.1f} µs of CPU per token, {stats.late_tokens} of {stats.tokens} late"
     console.print(f"The byte source itself: {cost}.", highlight=False)

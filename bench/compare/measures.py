@@ -113,9 +113,9 @@ async def token_cost(server: Server, upstream: Upstream, model: Model, streams: 
     try:
         await _until_open(upstream, streams, asking)
         await asyncio.sleep(_SETTLE_SECONDS)
-        cpu, before = server.cpu_seconds, upstream.stats()
+        began, before = server.cpu_time, upstream.stats()
         await asyncio.sleep(seconds)
-        cpu, after = server.cpu_seconds - cpu, upstream.stats()
+        cpu, after = server.cpu_time.since(began), upstream.stats()
         outcomes = await asyncio.gather(*asking)
     finally:
         client.close()
@@ -133,9 +133,9 @@ async def request_cost(server: Server, model: Model, count: int, concurrency: in
     client = Client(server.url)
     try:
         _check(server, (await run(client, pool, ClosedLoop(concurrency), Limit(2 * concurrency))).outcomes)
-        cpu = server.cpu_seconds
+        began = server.cpu_time
         done = await run(client, pool, ClosedLoop(concurrency), Limit(count))
-        cpu = server.cpu_seconds - cpu
+        cpu = server.cpu_time.since(began)
     finally:
         client.close()
     _check(server, done.outcomes)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.compare.usage import cpu_seconds, memory_bytes
+from bench.compare.usage import CpuTime, cpu_time, memory_bytes
 from bench.load.workloads import Format
 from bench.ports import free_port
 from bench.upstream.script import Model
@@ -68,8 +68,8 @@ class Server:
     service: Service
 
     @property
-    def cpu_seconds(self) -> float:
-        return cpu_seconds(self.service.pids())
+    def cpu_time(self) -> CpuTime:
+        return cpu_time(self.service.pids())
 
     @property
     def memory_bytes(self) -> int:
