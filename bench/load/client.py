@@ -19,14 +19,21 @@ _END = b"0\r\n\r\n"
 _CLOSED = "the connection was closed before the answer began"
 
 
+def check_url(url: str) -> str:
+    """The URL itself. Raises ValueError for what a client cannot ask."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{url!r} is no URL such as http://127.0.0.1:9000")
+    return url
+
+
 class Client:
     """For one event loop. `url` is the server's base URL, without `/v1`; `headers` go with every request; `timeout` is
     how many seconds an answer may take in all."""
 
     def __init__(self, url: str, *, headers: Mapping[str, str] | None = None, timeout: float = 600.0) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{url!r} is no URL such as http://127.0.0.1:9000")
+        parts = urlsplit(check_url(url))
+        assert parts.hostname is not None
         self._host, self._port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._path = parts.path.rstrip("/")

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 from bench.load import run as running
+from bench.load.client import check_url
 from bench.load.report import Distribution, Objectives, Part, Report, report
 from bench.load.run import Arrivals, ClosedLoop, Limit, OpenLoop, Target, run_in_processes
 from bench.load.workloads import DECODE, NAMES, PREPROCESS, STRUCTURED, Shape, Workload, workload
@@ -24,7 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Sends chat requests to an OpenAI-compatible server, reads every stream to its last byte, and shows the times "
         "as distributions. Exit code 1 if an answer is wrong."
     )
-    parser.add_argument("--url", required=True, metavar="URL", help="the server, such as http://127.0.0.1:9000")
+    parser.add_argument(
+        "--url", required=True, type=url_flag, metavar="URL", help="the server, such as http://127.0.0.1:9000"
+    )
     parser.add_argument("--model", required=True, metavar="NAME", help="the model to ask for")
     parser.add_argument(
         "--workload",
@@ -184,6 +187,14 @@ def _table(kind: str, part: Part, objectives: Objectives) -> Table:
 def _cells(values: Distribution) -> list[str]:
     times = (values.mean, values.p50, values.p90, values.p99, values.max)
     return [*(f"{1000 * time:.2f}" for time in times), str(values.count)]
+
+
+def url_flag(text: str) -> str:
+    """Of a command line."""
+    try:
+        return check_url(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _positive(text: str) -> int:
