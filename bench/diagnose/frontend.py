@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 from bench.diagnose import procfs
 from devtools.errors import DevError
 
-# By the titles that engines give themselves. Below an API server of vLLM and SGLang their engines are its children.
+# By the titles that engines give themselves, or the program. Those of vLLM and SGLang are children of their API server.
 _ENGINE = re.compile(
-    r"VLLM::(?!APIServer|Router)|sglang::(scheduler|data_parallel)|(^|/)tritonserver\b|triton_python_backend_stub|^ray::"
+    r"VLLM::(?!APIServer|Router)|sglang::(scheduler|data_parallel)|ray::|(\S*/)?(tritonserver|triton_python_backend_stub)\b"
 )
 _PROXY = re.compile(r"(^|/)(docker-proxy|rootlessport)\b")
 
@@ -66,7 +66,7 @@ def is_here(host: str) -> bool:
 
 
 def is_engine(command: str) -> bool:
-    return _ENGINE.search(command) is not None
+    return _ENGINE.match(command) is not None
 
 
 def short_name(command: str, program: str) -> str:

@@ -112,6 +112,7 @@ def _totals() -> dict[int, float]:
 
 def descendants(roots: Iterable[int]) -> set[int]:
     """They and all processes below them that live."""
+    alive: set[int] = set()
     children: dict[int, list[int]] = {}
     for folder in PROC.iterdir():
         if folder.name.isdecimal():
@@ -119,12 +120,13 @@ def descendants(roots: Iterable[int]) -> set[int]:
                 parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
             except (OSError, IndexError, ValueError):
                 continue
+            alive.add(int(folder.name))
             children.setdefault(parent, []).append(int(folder.name))
     found: set[int] = set()
     waiting = list(roots)
     while waiting:
         pid = waiting.pop()
-        if pid not in found:
+        if pid in alive and pid not in found:
             found.add(pid)
             waiting += children.get(pid, [])
     return found

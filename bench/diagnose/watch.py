@@ -89,8 +89,9 @@ class Watcher:
             return None
         first, last = samples[0].snapshot, samples[-1].snapshot
         frontend, own = self._frontend.pids(), procfs.descendants([os.getpid()])
-        serving = processes(first, last, frontend - own)
-        client = processes(first, last, own)
+        # One may have started the other.
+        serving = processes(first, last, frontend - own if os.getpid() in frontend else frontend)
+        client = processes(first, last, own if os.getpid() in frontend else own - frontend)
         gpus = [sample.gpu for sample in samples if sample.gpu is not None]
         return Seen(
             frontend=serving,
