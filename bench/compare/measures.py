@@ -104,7 +104,7 @@ def _triton_body(shape: Shape, number: int) -> bytes:
 
 async def token_cost(server: Server, upstream: Upstream, model: Model, streams: int, seconds: float) -> TokenCost:
     """CPU per token within so many seconds in which all streams are open. Raises WrongAnswer, TooSlow."""
-    tokens = math.ceil(model.tokens_per_second * (seconds + 2.5))
+    tokens = math.ceil(model.tokens_per_second * (seconds + 1 + 1.5 * streams / 256))
     shape = Shape(prompt_bytes=200, answer_tokens=tokens)
     asked = [request(server, model, shape, number) for number in range(streams)]
     client = Client(server.url)
@@ -144,7 +144,7 @@ async def request_cost(server: Server, model: Model, count: int, concurrency: in
 
 async def burst(server: Server, upstream: Upstream, model: Model, streams: int) -> Burst:
     """So many chats of 4 KB at once, on connections that are open already. Raises WrongAnswer, TooSlow."""
-    tokens = math.ceil(4 * model.tokens_per_second)
+    tokens = math.ceil(model.tokens_per_second * (1 + 3 * streams / 1024))
     shape = Shape(CHAT.prompt_bytes, tokens, CHAT.messages)
     asked = [request(server, model, shape, number) for number in range(streams)]
     client = Client(server.url)
