@@ -102,9 +102,12 @@ def _triton_body(shape: Shape, number: int) -> bytes:
     return orjson.dumps(inputs)
 
 
-async def token_cost(server: Server, upstream: Upstream, model: Model, streams: int, seconds: float) -> TokenCost:
-    """CPU per token within so many seconds in which all streams are open. Raises WrongAnswer, TooSlow."""
-    tokens = math.ceil(model.tokens_per_second * (seconds + 1 + 1.5 * streams / 256))
+async def token_cost(
+    server: Server, upstream: Upstream, model: Model, streams: int, seconds: float, patience: float
+) -> TokenCost:
+    """CPU per token within so many seconds in which all streams are open. The answers are longer by what opening them
+    may take, times `patience`. Raises WrongAnswer, TooSlow."""
+    tokens = math.ceil(model.tokens_per_second * (seconds + patience * (1 + 1.5 * streams / 256)))
     shape = Shape(prompt_bytes=200, answer_tokens=tokens)
     asked = [request(server, model, shape, number) for number in range(streams)]
     client = Client(server.url)
@@ -142,9 +145,9 @@ async def request_cost(server: Server, model: Model, count: int, concurrency: in
     return RequestCost(1e6 * cpu / count, count / done.seconds)
 
 
-async def burst(server: Server, upstream: Upstream, model: Model, streams: int) -> Burst:
+async def burst(server: Server, upstream: Upstream, model: Model, streams: int, patience: float) -> Burst:
     """So many chats of 4 KB at once, on connections that are open already. Raises WrongAnswer, TooSlow."""
-    tokens = math.ceil(model.tokens_per_second * (1 + 3 * streams / 1024))
+    tokens = math.ceil(model.tokens_per_second * patience * (1 + 3 * streams / 1024))
     shape = Shape(CHAT.prompt_bytes, tokens, CHAT.messages)
     asked = [request(server, model, shape, number) for number in range(streams)]
     client = Client(server.url)
@@ -164,10 +167,10 @@ async def burst(server: Server, upstream: Upstream, model: Model, streams: int) 
 
 
 async def slow_readers(
-    server: Server, upstream: Upstream, model: Model, flood: Model, streams: int, slow: int, seconds: float
+    server: Server, model: Model, flood: Model, streams: int, slow: int, seconds: float
 ) -> SlowReaders:
-    """Streams that are read, first alone, then beside some of a `flood` that nobody reads. Raises WrongAnswer,
-    TooSlow."""
+    """Streams that are read, first alone, then beside some of a `flood` that nobody reads. Raises
+    WrongAnswer."""
     without = await _itl(server, model, streams - slow, seconds)
     memory = server.memory_bytes
     asked = request(server, flood, Shape(200, flood.most_tokens), 0)
@@ -237,7 +240,7 @@ class _Silent(asyncio.Protocol):
 
 async def _until_open(upstream: Upstream, streams: int, asking: Sequence[asyncio.Future[Outcome]]) -> None:
     """Until all streams are open upstream."""
-    while upstream.stats().streams < streams:
+    while (await asyncio.to_thread(upstream.stats)).streams < streams:
         if any(one.done() for one in asking):
             wrong = next((one.result().error for one in asking if one.done() and one.result().error), "")
             for one in asking:

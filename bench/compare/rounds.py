@@ -3,7 +3,6 @@
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,7 +22,7 @@ USUAL_PARTS = ("burst", "token", "request", "slow")
 _MOST_BURSTS = 3
 _MOST_SLOW = 2
 _CONCURRENCY = 16
-_TRIES = 3
+_PATIENCE = (1.0, 2.0, 4.0)
 _SLOW_TOKENS_PER_SECOND = 2.0
 """Of a burst's streams: they are open for some seconds and cost next to nothing."""
 
@@ -85,64 +84,83 @@ def start(
 
 def measure(stage: Stage, sizes: Sizes, say: Callable[[str], None]) -> Results:
     """All rounds; `say` is told how far they are. Raises `WrongAnswer`, `TooSlow`."""
-    results = Results()
-    upstream, gateway = stage.upstream, stage.gateway
-    pair = [stage.nginx, gateway]
-    answering = [stage.bare, gateway, stage.nginx, *stage.others]
+    results, one = Results(), _Measures(stage, sizes)
+    pair = [stage.nginx, stage.gateway]
+    answering = [stage.bare, stage.gateway, stage.nginx, *stage.others]
     # A server's first requests load what is loaded once.
     for server in answering:
-        _run(partial(measures.request_cost, server, stage.bench, 100, 4))
+        uvloop.run(measures.request_cost(server, stage.bench, 100, 4))
     for number in range(sizes.rounds):
         about = f"round {number + 1} of {sizes.rounds}"
         if "burst" in sizes.parts and number < _MOST_BURSTS:
             say(f"{about}, bursts")
-            burst = partial(measures.burst, upstream=upstream, model=stage.slow, streams=sizes.burst)
-            _in_turn(number, pair, results.bursts, burst)
+            _in_turn(number, pair, results.bursts, one.burst)
         if "token" in sizes.parts:
             say(f"{about}, tokens")
-            token = partial(
-                measures.token_cost, upstream=upstream, model=stage.bench, streams=sizes.streams, seconds=sizes.seconds
-            )
-            _in_turn(number, [*pair, *stage.others], results.tokens, token)
+            _in_turn(number, [*pair, *stage.others], results.tokens, one.token)
         if "request" in sizes.parts:
             say(f"{about}, requests")
-            request = partial(measures.request_cost, model=stage.bench, count=sizes.requests, concurrency=_CONCURRENCY)
-            _in_turn(number, answering, results.requests, request)
+            _in_turn(number, answering, results.requests, one.request)
         if "slow" in sizes.parts and number < _MOST_SLOW:
             say(f"{about}, slow readers")
-            results.slow_readers.append(_run(partial(_slow_readers, stage, sizes)))
+            results.slow_readers.append(one.slow_readers())
     if "growth" in sizes.parts:
         say(f"{sizes.growth_requests} requests")
-        count = sizes.growth_requests
-        results.growth_bytes = _run(partial(measures.memory_growth, gateway, stage.bench, count, _CONCURRENCY))
-        results.growth_requests = count
+        results.growth_bytes, results.growth_requests = one.growth(), sizes.growth_requests
     return results
 
 
-async def _slow_readers(stage: Stage, sizes: Sizes) -> measures.SlowReaders:
-    return await measures.slow_readers(
-        stage.gateway, stage.upstream, stage.bench, stage.flood, sizes.streams, sizes.slow_readers, sizes.seconds
-    )
+class _Measures:
+    """One measure each, in an event loop of its own."""
+
+    def __init__(self, stage: Stage, sizes: Sizes) -> None:
+        self._stage = stage
+        self._sizes = sizes
+
+    def burst(self, server: Server) -> measures.Burst:
+        stage, streams = self._stage, self._sizes.burst
+        return _run(lambda patience: measures.burst(server, stage.upstream, stage.slow, streams, patience))
+
+    def token(self, server: Server) -> measures.TokenCost:
+        stage, streams, seconds = self._stage, self._sizes.streams, self._sizes.seconds
+        return _run(
+            lambda patience: measures.token_cost(server, stage.upstream, stage.bench, streams, seconds, patience)
+        )
+
+    def request(self, server: Server) -> measures.RequestCost:
+        return uvloop.run(measures.request_cost(server, self._stage.bench, self._sizes.requests, _CONCURRENCY))
+
+    def slow_readers(self) -> measures.SlowReaders:
+        stage, sizes = self._stage, self._sizes
+        return uvloop.run(
+            measures.slow_readers(
+                stage.gateway, stage.bench, stage.flood, sizes.streams, sizes.slow_readers, sizes.seconds
+            )
+        )
+
+    def growth(self) -> int:
+        stage, count = self._stage, self._sizes.growth_requests
+        return uvloop.run(measures.memory_growth(stage.gateway, stage.bench, count, _CONCURRENCY))
 
 
 def _in_turn(
     number: int,
     servers: Sequence[Server],
     results: dict[str, list[_Measure]],
-    measure_one: Callable[[Server], Coroutine[Any, Any, _Measure]],
+    measure_one: Callable[[Server], _Measure],
 ) -> None:
     """One measure of each, in an order that turns round from one round to the next."""
     ordered = servers if number % 2 == 0 else servers[::-1]
-    found = {server.name: _run(partial(measure_one, server)) for server in ordered}
+    found = {server.name: measure_one(server) for server in ordered}
     for server in servers:
         results.setdefault(server.name, []).append(found[server.name])
 
 
-def _run(measure_one: Callable[[], Coroutine[Any, Any, _Measure]]) -> _Measure:
-    """A pause of the machine spoils a measure: it is made again."""
-    for _ in range(_TRIES - 1):
+def _run(measure_one: Callable[[float], Coroutine[Any, Any, _Measure]]) -> _Measure:
+    """A pause of the machine spoils a measure: it is made again, with more patience."""
+    for patience in _PATIENCE:
         try:
-            return uvloop.run(measure_one())
+            return uvloop.run(measure_one(patience))
         except TooSlow:
             continue
-    return uvloop.run(measure_one())
+    return uvloop.run(measure_one(2 * _PATIENCE[-1]))
