@@ -49,7 +49,7 @@ from gateway.translate.sampling import for_choice, inputs, refuse_missing, sampl
 from gateway.translate.structured import FIELDS, Constraint, constraint_of
 from gateway.triton.contract import Delta, GenerateRequest, ModelContract, request_body
 from gateway.triton.failure import InstanceFailure
-from gateway.triton.fan_out import FanOut
+from gateway.triton.fan_out import FanOut, News
 from gateway.triton.generation import Generation
 
 _log = logging.getLogger(__name__)
@@ -487,9 +487,11 @@ class GenerateRoute(Generic[_Request]):
     async def _relay(self, job: _Job[_Request], sink: Sink) -> None:
         """The events of all that comes from the engine."""
         writer = job.writer
-        while news := await job.generations.next():
+
+        def take(news: News) -> Awaitable[None] | None:
             now = time.monotonic()
-            out = []
+            out: list[bytes] = []
+            failure: Exception | None = None
             try:
                 for number, deltas in news:
                     answer = job.answers[number]
@@ -503,10 +505,14 @@ class GenerateRoute(Generic[_Request]):
                         out.append(writer.delta(answer, delta))
                     if answer.completion_tokens > before:
                         job.record.tokens(number, answer.completion_tokens - before, now)
-            finally:
-                # Also what came before an end that is no proper one.
-                if data := b"".join(out):
-                    await sink.write(data)
+            except Exception as error:
+                failure = error
+            # Also what came before an end that is no proper one.
+            data = b"".join(out)
+            written = sink.push(data) if data else None
+            return written if failure is None else _fail(failure, written)
+
+        await job.generations.each(take)
 
     async def _whole(self, job: _Job[_Request], send: Send) -> None:
         ends = await self._somewhere(job, partial(self._collected, job))
@@ -519,7 +525,8 @@ class GenerateRoute(Generic[_Request]):
     async def _collected(self, job: _Job[_Request]) -> dict[int, str]:
         """All that comes from the engine; the reasons of the ends by the numbers of the choices."""
         ends: dict[int, str] = {}
-        while news := await job.generations.next():
+
+        def take(news: News) -> None:
             now = time.monotonic()
             for number, deltas in news:
                 answer = job.answers[number]
@@ -532,6 +539,8 @@ class GenerateRoute(Generic[_Request]):
                     answer.add(delta)
                 if answer.completion_tokens > before:
                     job.record.tokens(number, answer.completion_tokens - before, now)
+
+        await job.generations.each(take)
         return ends
 
     def _reason(self, job: _Job[_Request], answer: Answer) -> str:
@@ -578,6 +587,13 @@ def _counted(lease: Lease, record: Record) -> Iterator[list[Answer]]:
         lease.leave(counts["total_tokens"])
         record.prompt_tokens, record.completion_tokens = counts["prompt_tokens"], counts["completion_tokens"]
         record.parser_failures = sum(bool(answer.parser and answer.parser.has_failed) for answer in answers)
+
+
+async def _fail(failure: Exception, ahead: Awaitable[None] | None) -> None:
+    """Raise it when what is ahead of it has been written."""
+    if ahead is not None:
+        await ahead
+    raise failure
 
 
 def _checks(job: _Job[Any], answer: Answer) -> list[Check]:

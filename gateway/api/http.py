@@ -4,7 +4,7 @@ Also the sink: what carries an answer's bytes to the client.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, MutableMapping, Sequence
 from typing import Any, Protocol
 
 from gateway.openai.errors import ApiError
@@ -12,7 +12,7 @@ from gateway.openai.errors import ApiError
 Scope = MutableMapping[str, Any]
 Event = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Event]]
-Send = Callable[[Event], Awaitable[None]]
+Send = Callable[[Event], Coroutine[Any, Any, None]]
 Header = tuple[bytes, bytes]
 
 JSON = (b"content-type", b"application/json")
@@ -27,12 +27,15 @@ class ClientGone(Exception):
 
 
 class Sink(Protocol):
-    """What stands between the upstream protocol and the client. `write` waits while the client is slow,
-    which in turn pauses the reading of the upstream."""
+    """What stands between the upstream protocol and the client. `write` waits while the client is slow, which in turn
+    pauses the reading of the upstream; `push` is the same for who is no task: what it returns, if anything, is to be
+    awaited before the next write."""
 
     async def start_stream(self, headers: Iterable[Header]) -> None: ...
 
     async def write(self, data: bytes) -> None: ...
+
+    def push(self, data: bytes) -> Awaitable[None] | None: ...
 
     async def end(self) -> None: ...
 
@@ -49,8 +52,38 @@ class AsgiSink:
     async def write(self, data: bytes) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
+    def push(self, data: bytes) -> Awaitable[None] | None:
+        sending = self._send({"type": "http.response.body", "body": data, "more_body": True})
+        try:
+            # A server that can write at once does not wait in between: then there is nothing to await.
+            waits_for = sending.send(None)
+        except StopIteration:
+            return None
+        return _Begun(sending, waits_for)
+
     async def end(self) -> None:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class _Begun:
+    """The rest of a coroutine that has been run up to its first wait, which is for `waits_for`."""
+
+    def __init__(self, rest: Coroutine[Any, Any, None], waits_for: Any) -> None:
+        self._rest = rest
+        self._waits_for = waits_for
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        waits_for = self._waits_for
+        try:
+            while True:
+                try:
+                    sent = yield waits_for
+                except BaseException as error:
+                    waits_for = self._rest.throw(error)
+                else:
+                    waits_for = self._rest.send(sent)
+        except StopIteration:
+            return
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:

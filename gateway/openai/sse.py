@@ -44,6 +44,7 @@ class _Stream:
         self.usage_always = usage_always
         self._usage_last = usage_last
         self._no_usage = b',"usage":null}\n\n' if self._usage_last else b"}\n\n"
+        self._content_end = b'},"logprobs":null' + _OPEN_END + b"}]" + self._no_usage
 
     def finish(self, index: int, reason: str, usage: Usage | None, members: Members = NONE) -> bytes:
         """The last event of a choice."""
@@ -78,6 +79,8 @@ class ChatStream(_Stream):
         members: Members = NONE,
     ) -> bytes:
         """What nearly every event is: text, made with less than `delta` needs."""
+        if usage is None and logprobs is None and not members:
+            return self._choice + b'%d,"delta":{"content":' % index + orjson.dumps(text) + self._content_end
         content = b'%d,"delta":{"content":' % index + orjson.dumps(text)
         shown = b'},"logprobs":null' if logprobs is None else b'},"logprobs":' + orjson.dumps(_content(logprobs))
         return self._choice + content + shown + _OPEN_END + _more(members) + b"}]" + self._tail(usage)

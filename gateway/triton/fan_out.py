@@ -5,7 +5,7 @@ reads slowly pauses every one of them.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from gateway.openai.errors import ApiError
 from gateway.triton.contract import Delta
@@ -16,8 +16,7 @@ News = list[tuple[int, list[Delta] | None]]
 
 
 class FanOut:
-    """`open()`, then `next()` until it is empty, and `close()` always. With one generation it adds nothing: no task,
-    no queue."""
+    """`open()`, then `each()`, and `close()` always. With one generation it adds nothing: no task, no queue."""
 
     def __init__(self, generations: Sequence[Generation]) -> None:
         self._generations = generations
@@ -56,17 +55,21 @@ class FanOut:
             await asyncio.gather(*opening, return_exceptions=True)
         self._pumps = [asyncio.create_task(self._pump(*numbered)) for numbered in enumerate(self._generations)]
 
-    async def next(self) -> News:
-        """What came since the last call; empty when all have ended. A failure is raised on the call after what came
-        before it, as a single generation does."""
+    async def each(self, take: Callable[[News], Awaitable[None] | None]) -> None:
+        """Have `take` called with what came, until all have ended; what it returns is waited for before it gets more.
+        A failure is raised after what came before it."""
+        if len(self._generations) == 1:
+            await self._generations[0].each(lambda deltas: take([(0, deltas)]))
+            return
+        while news := await self._next():
+            if (wait := take(news)) is not None:
+                await wait
+
+    async def _next(self) -> News:
         if self._failure is not None:
             raise self._failure
         if not self._unfinished:
             return []
-        if len(self._generations) == 1:
-            deltas = await self._generations[0].deltas()
-            self._unfinished -= deltas is None
-            return [(0, deltas)]
         news: News = []
         entry = await self._queue.get()
         while True:

@@ -1,9 +1,12 @@
 """The generate hot path: one HTTP/1.1 connection per open request, spoken by an `asyncio.Protocol`.
 
 `Connections` belongs to one Triton instance and keeps idle connections; `Call` is one request: send,
-wait for the head (which Triton sends with the first response), read events as they come, cancel at any
+wait for the head (which Triton sends with the first response), take events as they come, cancel at any
 moment. Cancelling closes the connection: Triton then tells the backend within milliseconds, once a
 first response has been sent.
+
+Who takes the events either waits for them (`next`) or is called when some have come (`listen`): a task's turn costs as
+much as all that is done with a token.
 """
 
 import asyncio
@@ -89,7 +92,7 @@ class Connections:
 
 
 class Call:
-    """One request. Await `head()`, then `next()` until it returns None; `cancel` from anywhere.
+    """One request. Await `head()`, then `next()` until it returns None, or `listen` and `take`; `cancel` from anywhere.
 
     `connect_seconds` is how long it took to make a connection; 0.0 where a kept one was used.
     """
@@ -126,18 +129,40 @@ class Call:
         self.connect_seconds = time.monotonic() - started
         return await self._send(connection)
 
-    async def next(self) -> list[bytes] | None:
-        """The events that came since the last call, at least one; None at the end of the answer."""
+    def take(self) -> list[bytes] | None:
+        """The events that came since the last call, none where none did; None at the end of the answer. Raises as
+        `head` does, after what came before the failure."""
         connection = self._connection
         if connection is None:
             self._raise_failure()
             return None
-        while not (events := connection.parser.take()):
-            if connection.parser.done:
-                self._finish(connection)
-                return None
-            await self._wait(connection)
+        if events := connection.parser.take():
+            return events
+        if connection.parser.done:
+            self._finish(connection)
+            return None
+        if connection.failure is not None:
+            self._connection = None
+            raise BrokenConnection(connection.failure, answered=connection.answered)
+        # Whoever takes has all that is complete: what is held back may be the rest of a long event.
+        connection.read_on()
         return events
+
+    async def next(self) -> list[bytes] | None:
+        """The events that came since the last call, at least one; None at the end of the answer."""
+        while (events := self.take()) is not None and not events:
+            await self.change()
+        return events
+
+    async def change(self) -> None:
+        """Until there may be something to take."""
+        if self._connection is not None:
+            await self._connection.wait()
+
+    def listen(self, listener: Callable[[], None] | None) -> None:
+        """Have `listener` called whenever there may be something to take, in place of who waits; None: no more."""
+        if self._connection is not None:
+            self._connection.listener = listener
 
     async def error_body(self) -> bytes:
         """The whole body of an answer whose status is not 200."""
@@ -157,6 +182,7 @@ class Call:
         if connection is not None:
             connection.close()
             connection.wake()
+            connection.listener = None
 
     async def _send(self, connection: "_Connection") -> int:
         if self._failure is not None:
@@ -186,6 +212,7 @@ class Call:
     def _finish(self, connection: "_Connection") -> None:
         self._connection = None
         self._is_over = True
+        connection.listener = None
         if connection.parser.reusable and connection.is_open:
             self._connections.give_back(connection)
         else:
@@ -201,6 +228,7 @@ class _Connection(asyncio.Protocol):
         self.answered = False
         self._on_lost = on_lost
         self._transport: asyncio.Transport | None = None
+        self.listener: Callable[[], None] | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._unread = 0
         self._paused = False
@@ -211,7 +239,7 @@ class _Connection(asyncio.Protocol):
 
     @property
     def is_awaited(self) -> bool:
-        return self._waiter is not None
+        return self._waiter is not None or self.listener is not None
 
     def send(self, request: bytes) -> None:
         self.parser = ResponseParser()
@@ -231,7 +259,9 @@ class _Connection(asyncio.Protocol):
             self._waiter = None
 
     def wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
+        if self.listener is not None:
+            self.listener()
+        elif self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def read_on(self) -> None:

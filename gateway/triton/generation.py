@@ -4,8 +4,9 @@ Turns what goes wrong on the way into the error that the client should see. What
 an answer, is an `InstanceFailure`.
 """
 
+import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from gateway.openai.errors import ApiError, internal_error
@@ -21,7 +22,7 @@ class Counter(Protocol):
 
 
 class Generation:
-    """`open()`, then `deltas()` until None, and `close()` always.
+    """`open()`, then `deltas()` until None or `each`, and `close()` always.
 
     `instance` is the instance's name for the log; `model` is Triton's name; `outputs` are the JSON outputs that `body`
     asks for; `places` maps the contract's names to the client's (`contract.error_from`); `counter` gets the tokens that
@@ -75,7 +76,41 @@ class Generation:
         self._first = await self.deltas()
 
     async def deltas(self) -> list[Delta] | None:
-        """What came since the last call, at least one; None at the end.
+        """What came since the last call, at least one; None at the end."""
+        while (deltas := self._take()) is not None and not deltas:
+            await self._call.change()
+        return deltas
+
+    async def each(self, take: Callable[[list[Delta] | None], Awaitable[None] | None]) -> None:
+        """Have `take` called with what came, as `deltas` gives it, until it got None. It is called as soon as the bytes
+        have come, ahead of any task; what it returns is waited for before it gets more."""
+        loop = asyncio.get_running_loop()
+        is_over = False
+        while not is_over:
+            turn: asyncio.Future[Awaitable[None] | None] = loop.create_future()
+
+            def listener(turn: asyncio.Future[Awaitable[None] | None] = turn) -> None:
+                nonlocal is_over
+                try:
+                    while not turn.done() and (deltas := self._take()) != []:
+                        is_over = deltas is None
+                        wait = take(deltas)
+                        if is_over or wait is not None:
+                            turn.set_result(wait)
+                except Exception as error:
+                    turn.set_exception(error)
+
+            self._call.listen(listener)
+            try:
+                listener()
+                wait = await turn
+            finally:
+                self._call.listen(None)
+            if wait is not None:
+                await wait
+
+    def _take(self) -> list[Delta] | None:
+        """What came since the last call, if anything; None at the end.
 
         An error event is raised on the call after the deltas that came before it, so that a client
         sees the same for every cut of the upstream's bytes.
@@ -86,7 +121,7 @@ class Generation:
         if self._failure is not None:
             raise self._failure
         try:
-            payloads = await self._call.next()
+            payloads = self._call.take()
         except BrokenConnection:
             message = "The inference server died in the middle of the answer."
             raise InstanceFailure(message, "it closes connections in the middle of answers") from None

@@ -35,6 +35,8 @@ class ResponseParser:
         """Raises `ProtocolError`; the connection is then of no use."""
         if self.done:
             raise ProtocolError("bytes after the end of the response")
+        if self._is_between_chunks and self.status == 200 and self._take_one(data):
+            return
         self._raw = self._raw + data if self._raw else data
         if not self.status and not self._parse_head():
             return
@@ -85,6 +87,24 @@ class ResponseParser:
             else:
                 raise ProtocolError("the response has a Content-Length that is no number")
         return True
+
+    @property
+    def _is_between_chunks(self) -> bool:
+        return self._chunked and not (self._raw or self._left or self._line or self._in_trailer)
+
+    def _take_one(self, data: bytes) -> bool:
+        """Whether this is what nearly every read is: one chunk that is one event. Then it is taken; else the state is
+        as it was."""
+        begin = data.find(b"\r\n") + 2
+        if data[begin : begin + 6] != b"data: " or data[-4:] != b"\n\n\r\n" or data.find(b"\n", begin) != len(data) - 4:
+            return False
+        try:
+            is_whole = int(data[: begin - 2], 16) == len(data) - begin - 2 <= MAX_EVENT_BYTES
+        except ValueError:
+            return False
+        if is_whole:
+            self.events.append(data[begin + 6 : -4].strip())
+        return is_whole
 
     def _parse_plain(self) -> None:
         data, self._raw = self._raw, b""
