@@ -7,6 +7,7 @@ about the machine, not about the code.
 
 import logging
 import os
+import signal
 from collections.abc import Generator, Iterator
 
 import pytest
@@ -14,6 +15,10 @@ from hypothesis import HealthCheck, settings
 
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
+
+# What a shell starts in the background ignores it, and so would all that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
 
