@@ -14,13 +14,14 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.compare.measures import Burst, TooSlow, WrongAnswer
+from bench.compare.plot import draw
 from bench.compare.rounds import PARTS, USUAL_PARTS, Sizes, measure, start
 from bench.compare.verdict import Judged, Results, Spread, judge
 from devtools import models
 from devtools.errors import DevError
 from devtools.progress import step
 
-_WIDTH = 140
+_WIDTH = 160
 """Of what is no terminal."""
 
 
@@ -45,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokens-per-second",
         type=float,
-        default=30.0,
+        default=20.0,
         metavar="RATE",
         help="of each stream; each token is a write of its own (%(default)g)",
     )
@@ -89,6 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model bench; may be repeated",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all measures there")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the costs there, as SVG")
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -125,6 +127,8 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.json:
         whole = {"measures": asdict(results), "ratios": [asdict(one) for one in judged], "byte_source": asdict(stats)}
         arguments.json.write_text(json.dumps(whole, indent=1), encoding="utf-8")
+    if arguments.plot:
+        arguments.plot.write_text(draw(results), encoding="utf-8")
     return 1 if any(one.is_met is False for one in judged) else 0
 
 
@@ -170,19 +174,21 @@ def _microseconds(values: Sequence[float]) -> str:
 
 def _ratios(judged: Sequence[Judged]) -> Table:
     table = Table(title="Ratios", title_justify="left")
-    for name in ("", "median", "lowest to highest", "target", ""):
+    for name in ("", "median", "lowest to highest", "target", "", ""):
         table.add_column(name, justify="left" if not name else "right")
     for one in judged:
         unit = f" {one.unit}" if one.unit else ""
-        low, high = f"{one.value.low:.2f}", f"{one.value.high:.2f}"
+        median, spread = ("", "") if one.value is None else (f"{one.value.median:.2f}{unit}", _range(one.value))
+        target = "" if one.target is None else f"≤ {one.target:g}{unit}"
         table.add_row(
-            one.name,
-            f"{one.value.median:.2f}{unit}",
-            "" if low == high else f"{low} to {high}",
-            "" if one.target is None else f"≤ {one.target:g}{unit}",
-            {None: "", True: "met", False: "NOT MET"}[one.is_met],
+            one.name, median, spread, target, {None: "", True: "met", False: "NOT MET"}[one.is_met], one.remark
         )
     return table
+
+
+def _range(spread: Spread) -> str:
+    low, high = f"{spread.low:.2f}", f"{spread.high:.2f}"
+    return "" if low == high else f"{low} to {high}"
 
 
 def _other(text: str) -> str:

@@ -34,7 +34,7 @@ class Sizes:
     rounds: int = 5
     parts: Sequence[str] = USUAL_PARTS
     streams: int = 256
-    tokens_per_second: float = 30.0
+    tokens_per_second: float = 20.0
     seconds: float = 3.0
     requests: int = 1500
     burst: int = 1024

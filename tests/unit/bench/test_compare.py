@@ -7,20 +7,29 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from bench.__main__ import main
 from bench.compare.measures import Burst, RequestCost, SlowReaders, TokenCost
+from bench.compare.plot import draw
 from bench.compare.servers import BARE, GATEWAY, NGINX, running_nginx
 from bench.compare.usage import CpuTime, cpu_time, memory_bytes
 from bench.compare.verdict import Judged, Results, Spread, judge
 from bench.ports import free_port
 from devtools.errors import DevError
 
+_SVG = "{http://www.w3.org/2000/svg}"
+
 
 def tokens(*microseconds: float) -> list[TokenCost]:
     return [TokenCost(value, 1000, 0.0) for value in microseconds]
+
+
+def median(one: Judged) -> float:
+    assert one.value is not None
+    return one.value.median
 
 
 def judged(results: Results) -> dict[str, Judged]:
@@ -35,6 +44,28 @@ def test_ratios_are_of_pairs_and_their_median_counts() -> None:
     assert found["the same, where the gateway's sink is native"].is_met is False
 
 
+def test_rounds_in_which_tokens_came_together_do_not_count() -> None:
+    apart, together = TokenCost(40, 1000, 0.04), TokenCost(20, 1000, 0.3)
+    nginx = tokens(20, 20)
+    ratio = judged(Results(tokens={NGINX: nginx, GATEWAY: [apart, together]}))[
+        "CPU per streamed token, gateway / nginx"
+    ]
+    assert ratio.value == Spread(2, 2, 2)
+    assert ratio.remark.startswith("1 of 2 rounds left out")
+    ratio = judged(Results(tokens={NGINX: nginx, GATEWAY: [together] * 2}))["CPU per streamed token, gateway / nginx"]
+    assert ratio.value is None
+    assert ratio.is_met is False
+
+
+def test_the_plot() -> None:
+    results = Results(tokens={NGINX: tokens(10, 12), "a & b": tokens(30, 40, 50)}, requests={})
+    root = ElementTree.fromstring(draw(results))
+    bars = [float(bar.attrib["width"]) for bar in root.iter(f"{_SVG}rect") if bar.attrib["width"] != "100%"]
+    assert bars[1] / bars[0] == pytest.approx(40 / 11, rel=0.01)
+    texts = [text.text for text in root.iter(f"{_SVG}text")]
+    assert texts == ["CPU µs per streamed token", NGINX, "11.0", "a & b", "40.0"]
+
+
 def test_other_gateways_are_shown_without_a_target() -> None:
     costs = [RequestCost(100, 1)]
     results = Results(
@@ -42,9 +73,9 @@ def test_other_gateways_are_shown_without_a_target() -> None:
         requests={BARE: costs, GATEWAY: [RequestCost(150, 1)], NGINX: costs, "other": [RequestCost(300, 1)]},
     )
     found = judged(results)
-    assert found["CPU per streamed token, other / nginx"].value.median == 5
+    assert median(found["CPU per streamed token, other / nginx"]) == 5
     assert found["CPU per streamed token, other / nginx"].is_met is None
-    assert found["CPU per request of 4 KB, gateway / other"].value.median == 0.5
+    assert median(found["CPU per request of 4 KB, gateway / other"]) == 0.5
     assert found["CPU per request of 4 KB, gateway / bare FastAPI"].is_met is False
 
 
@@ -55,11 +86,11 @@ def test_bursts_slow_readers_and_growth() -> None:
     }
     slow = [SlowReaders(0.02, 0.03, 100 * 1024), SlowReaders(0.02, 0.04, 900 * 1024)]
     found = judged(Results(bursts=bursts, slow_readers=slow, growth_bytes=1024, growth_requests=1000))
-    assert found["burst, 99th percentile to the first token, gateway / nginx"].value.median == pytest.approx(2.0)
+    assert median(found["burst, 99th percentile to the first token, gateway / nginx"]) == pytest.approx(2.0)
     # Of a gateway that has not had a burst yet.
-    assert found["memory per open stream"].value.median == 39
-    assert found["memory per slow reader"].value.median == 100
-    assert found["between tokens (p99) beside slow readers / without"].value.median == pytest.approx(1.75)
+    assert median(found["memory per open stream"]) == 39
+    assert median(found["memory per slow reader"]) == 100
+    assert median(found["between tokens (p99) beside slow readers / without"]) == pytest.approx(1.75)
     assert found["memory gained from 100 to 1000 requests"].is_met is True
     assert judge(Results()) == []
 
