@@ -124,30 +124,38 @@ def running_other(given: str, upstream: str, folder: Path) -> Iterator[Server]:
     """Any other gateway, given as NAME=URL=COMMAND; {upstream} in the command is the byte source's base URL."""
     name, url, line = given.split("=", 2)
     command = shlex.split(line.replace("{upstream}", upstream))
-    with _running(name, command, url.rstrip("/"), "/v1/models", Format.CHAT, folder) as server:
+    # It may answer before it knows its worker, and so its model.
+    with _running(name, command, url.rstrip("/"), "/v1/models", Format.CHAT, folder, holds=b'"bench"') as server:
         yield server
 
 
 @contextmanager
 def _running(
-    name: str, command: Sequence[str | Path], url: str, probe: str, format: Format, folder: Path
+    name: str,
+    command: Sequence[str | Path],
+    url: str,
+    probe: str,
+    format: Format,
+    folder: Path,
+    holds: bytes = b"",
 ) -> Iterator[Server]:
     service = Service(name, command, folder / f"{name.replace(' ', '-')}.log", env=service_environment(), cwd=ROOT)
     try:
-        _await(service, url + probe)
+        _await(service, url + probe, holds)
         yield Server(name, url, format, service)
     finally:
         service.stop()
 
 
-def _await(service: Service, url: str) -> None:
-    """Until the server answers. Raises DevError with its last words."""
+def _await(service: Service, url: str, holds: bytes) -> None:
+    """Until the server answers with what holds this. Raises DevError with its last words."""
     give_up_at = time.monotonic() + _START_SECONDS
-    problem = ""
+    problem = "without what is waited for"
     while service.exit_code is None and time.monotonic() < give_up_at:
         try:
-            with urllib.request.urlopen(url, timeout=10):
-                return
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                if holds in answer.read():
+                    return
         except (OSError, urllib.error.URLError) as error:
             problem = str(error)
         time.sleep(0.05)
