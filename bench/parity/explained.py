@@ -5,6 +5,7 @@ covers a place only where A's answer is what the reference asks for; any other d
 unexplained. docs/parity.md shows the table.
 """
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from bench.parity.shape import Body, Shape
 _VLLM = "https://github.com/vllm-project/vllm"
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _OPENAI = "https://platform.openai.com/docs/api-reference"
+_ERRORS = "[OpenAI's error codes](https://platform.openai.com/docs/guides/error-codes)"
+_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class Explanation:
         inside = any(place == field or place.startswith((field + ".", field + "[")) for field in self.fields)
         try:
             return inside and self.is_right(case, difference)
-        except (LookupError, TypeError):
+        except (LookupError, TypeError, ValueError, AttributeError):
             # A's answer lacks what would show that it is right.
             return False
 
@@ -114,6 +117,45 @@ def _empty_prompt(case: Case, _: Difference) -> bool:
     return case.body.get("prompt") == "" and case.b.status == 400 and case.a.tree["usage"]["prompt_tokens"] > 0
 
 
+def _unknown_role(case: Case, _: Difference) -> bool:
+    return _refuses(case) and any(message["role"] not in _ROLES for message in case.body["messages"])
+
+
+def _unseen_tools(case: Case, _: Difference) -> bool:
+    return _refuses(case) and bool(case.body["tools"]) and case.a.tree["error"]["param"] == "tools"
+
+
+# --- What an error says beside its sentence.
+
+
+def _error_type(case: Case, difference: Difference) -> bool:
+    """A word of OpenAI's kind; B's is the name of a class, or of the status."""
+    a, b = difference.a, difference.b
+    return bool(re.fullmatch(r"[a-z]+(_[a-z]+)*_error", a) and re.fullmatch(r"[A-Z][\w ]*", b))
+
+
+def _error_code(case: Case, difference: Difference) -> bool:
+    """A word, or none; B's is the status again."""
+    return (difference.a is ABSENT or isinstance(difference.a, str)) and bool(difference.b == case.b.status)
+
+
+def _error_param(case: Case, difference: Difference) -> bool:
+    """The place in the request; B has none, a place around it, one of its own making, or the wrong one of two."""
+    a, b = difference.a, difference.b
+    if case.shape.raw is not None:
+        return a is ABSENT and b.startswith("body")
+    first = re.split(r"[.\[]", a)[0]
+    if first not in case.body and not case.a.message.startswith(f"{first} is required"):
+        return False
+    if b is ABSENT or b.startswith("body.") or a.startswith(b + "."):
+        return True
+    return b not in case.body or (a, b) == ("top_logprobs", "logprobs")
+
+
+def _error_shape(case: Case, difference: Difference) -> bool:
+    return difference.b is ABSENT and bool(case.a.message) and isinstance(difference.a["type"], str)
+
+
 # --- Members of an answer.
 
 
@@ -139,6 +181,20 @@ def _echo_with_ids(case: Case, difference: Difference) -> bool:
 def _old_name(case: Case, _: Difference) -> bool:
     allowed = case.body.get("guided_choice", [])
     return bool(allowed) and all(choice["message"]["content"] in allowed for choice in case.a.tree["choices"])
+
+
+def _content_of_calls(case: Case, difference: Difference) -> bool:
+    message = _at(case.a, difference.place.removesuffix(".content"))
+    return difference.a is ABSENT and difference.b == "" and bool(message["tool_calls"])
+
+
+def _arguments(case: Case, difference: Difference) -> bool:
+    """The same value; B's text is not the one that it streams."""
+    return bool(json.loads(difference.a) == json.loads(difference.b)) and not case.body.get("stream")
+
+
+def _no_reasoning(case: Case, difference: Difference) -> bool:
+    return difference.b is ABSENT and bool(difference.a == {"reasoning_tokens": 0})
 
 
 # --- Log probabilities.
@@ -272,6 +328,62 @@ EXPLANATIONS = (
         "An empty prompt is answered where the tokenizer adds a BOS; vLLM refuses it before it is tokenized.",
         f"[OpenAI on `prompt`]({_OPENAI}/completions/create)",
         _empty_prompt,
+    ),
+    Explanation(
+        ("status",),
+        "A message of a role that the API does not have is refused; vLLM gives it to the chat template.",
+        f"[OpenAI on `messages`]({_OPENAI}/chat/create)",
+        _unknown_role,
+    ),
+    Explanation(
+        ("status",),
+        "Tools that the model would not see, since its chat template shows none, are refused; vLLM leaves them out of "
+        "the prompt silently.",
+        "[Tools](tools.md)",
+        _unseen_tools,
+    ),
+    Explanation(
+        ("error.type",),
+        "A word for programs; vLLM gives the name of its class or of the status: `BadRequestError`, `Bad Request`.",
+        _ERRORS,
+        _error_type,
+    ),
+    Explanation(
+        ("error.code",),
+        "A word for programs, such as `model_not_found`; vLLM repeats the status.",
+        _ERRORS,
+        _error_code,
+    ),
+    Explanation(
+        ("error.param",),
+        "The place in the request, as exact as can be; vLLM leaves most out and gives others as `body.…`.",
+        _ERRORS,
+        _error_param,
+    ),
+    Explanation(
+        ("error",),
+        'A path that does not exist is an error like all others; vLLM\'s is `{"detail": …}`.',
+        _ERRORS,
+        _error_shape,
+    ),
+    Explanation(
+        ("choices[].message.content",),
+        "`null` beside calls, as OpenAI has it; vLLM has an empty text.",
+        f"[OpenAI's object]({_OPENAI}/chat/object)",
+        _content_of_calls,
+    ),
+    Explanation(
+        ("choices[].message.tool_calls[].function.arguments",),
+        "As the model wrote them, streamed or not; vLLM writes those of a whole answer anew, with blanks, but not "
+        "those of a stream.",
+        f"[OpenAI's object]({_OPENAI}/chat/object)",
+        _arguments,
+    ),
+    Explanation(
+        ("usage.completion_tokens_details",),
+        "Where an answer is parsed, the tokens of its thinking are counted, be it 0; vLLM leaves the member out.",
+        f"[OpenAI's object]({_OPENAI}/chat/object)",
+        _no_reasoning,
     ),
     Explanation(
         ("choices[].message.role",),

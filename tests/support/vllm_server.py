@@ -32,8 +32,11 @@ class VllmServer:
 
 
 @contextmanager
-def starting_vllm(model_json: Path, name: str, engine: Environment, state: Path, port: int) -> Iterator[VllmServer]:
-    """Begins to start a server for the model of a deployment's `model.json`, under the model name `name`.
+def starting_vllm(
+    model_json: Path, name: str, engine: Environment, state: Path, port: int, *flags: str
+) -> Iterator[VllmServer]:
+    """Begins to start a server for the model of a deployment's `model.json`, under the model name `name`; `flags` are
+    those of the server that are no engine arguments.
 
     It writes below `state`, a folder that is not there yet. What the server needs besides the arguments (environment,
     working directory) is what tritonserver gets.
@@ -41,8 +44,8 @@ def starting_vllm(model_json: Path, name: str, engine: Environment, state: Path,
     metrics, neutral = state / "metrics", state / "empty"
     for folder in (metrics, neutral):
         folder.mkdir(parents=True)
-    flags = engine_flags(json.loads(model_json.read_text()))
-    command = [str(engine.python), "-I", "-m", "vllm.entrypoints.openai.api_server", *flags]
+    arguments = engine_flags(json.loads(model_json.read_text()))
+    command = [str(engine.python), "-I", "-m", "vllm.entrypoints.openai.api_server", *arguments, *flags]
     command += ["--served-model-name", name, "--host", HOST, "--port", str(port)]
     env = engine_environment(engine, metrics)
     service = Service(f"vllm {name}", command, state / "vllm.log", env=env, cwd=neutral)

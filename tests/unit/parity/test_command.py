@@ -211,14 +211,21 @@ def test_what_is_not_different_when_it_is_asked_again_is_the_same(capsys: pytest
 
 
 def error_type(answer: Answer, request: Answer) -> None:
-    if "message" not in answer["choices"][0] or isinstance(answer["choices"][0]["message"], str):
+    if not request:
         answer["choices"][0]["type"] = "BadRequestError"
 
 
 def test_errors_are_compared_as_clients_read_them(capsys: pytest.CaptureFixture[str]) -> None:
-    with speaking() as a, speaking(alter=error_type) as b:
-        compared(a, b, "--only", "errors")
-    assert "error.type: A 'invalid_request_error', B 'BadRequestError'" in re.sub(r"\s+", " ", capsys.readouterr().out)
+    with speaking() as right, speaking(alter=error_type) as wrong:
+        assert compared(right, wrong, "--only", "errors") == 0
+        assert (
+            "\nexplained  400  chat: no JSON                                  error.type\n" in capsys.readouterr().out
+        )
+        assert compared(wrong, right, "--only", "errors") == 1
+    lines = capsys.readouterr().out.splitlines()
+    at = lines.index("DIFFERENT  400  chat: no JSON")
+    assert lines[at + 1].strip() == "error.type: A 'BadRequestError', B 'invalid_request_error'"
+    assert lines[at + 2].strip().startswith("B is right: A word for programs; ")
 
 
 def test_what_was_found_is_written_for_programs(tmp_path: Path) -> None:

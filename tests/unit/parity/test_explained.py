@@ -119,3 +119,79 @@ def test_offsets_where_they_do_not_stand(offsets: list[int]) -> None:
     body = {"prompt": "x", "logprobs": 0}
     tokens = ["<s>", "It", " was"]
     assert unexplained(body, text("It was", tokens, offsets), text("It was", tokens, [0, 3, 5])) != []
+
+
+def error(message: str = "Wrong.", **members: Any) -> tuple[Tree, str]:
+    return {"error": members}, message
+
+
+@pytest.mark.parametrize(
+    ("body", "a", "b", "places"),
+    [
+        ({"n": 0}, error(type="invalid_request_error"), error(type="BadRequestError"), []),
+        ({"n": 0}, error(type="invalid_request_error"), error(type="Bad Request"), []),
+        ({"n": 0}, error(type="BadRequestError"), error(type="invalid_request_error"), ["error.type"]),
+        ({"n": 0}, error(type="invalid_request_error"), error(type="other_error"), ["error.type"]),
+        ({"n": 0}, error(code="invalid_value"), error(code=400), []),
+        ({"n": 0}, error(), error(code=400), []),
+        ({"n": 0}, error(code=400), error(code="invalid_value"), ["error.code"]),
+        ({"n": 0}, error(code="invalid_value"), error(code=401), ["error.code"]),
+        ({"n": 0}, error(param="n"), error(), []),
+        ({"n": 0}, error(param="m"), error(), ["error.param"]),
+        ({"n": 0}, error(), error(param="n"), ["error.param"]),
+        ({"a": {"b": 1}}, error(param="a.b"), error(param="a"), []),
+        ({"a": [1]}, error(param="a[0].c"), error(param="body.a.0.c"), []),
+        ({"a": 1, "b": 2}, error(param="a"), error(param="b"), ["error.param"]),
+        ({"a": 1}, error(param="a"), error(param="input_tokens"), []),
+        ({"logprobs": 1, "top_logprobs": 9}, error(param="top_logprobs"), error(param="logprobs"), []),
+        ({}, error("messages is required.", param="messages"), error(param="body.messages"), []),
+        ({}, error(type="not_found_error"), ({"detail": "Not Found"}, ""), ["detail"]),
+        ({}, ({"detail": "Not Found"}, ""), error(type="not_found_error"), ["detail", "error"]),
+    ],
+)
+def test_what_an_error_says(body: Tree, a: tuple[Tree, str], b: tuple[Tree, str], places: list[str]) -> None:
+    left, right = (Answer(400, {"status": 400} | tree, message) for tree, message in (a, b))
+    case = Case(Shape("x", CHAT, body, Group.ERRORS), left, right)
+    found = [one.place for one in differences(left.tree, right.tree) if explanation_of(case, one) is None]
+    assert found == places
+
+
+def test_a_body_that_is_no_json_has_no_place() -> None:
+    shape = Shape("x", CHAT, {}, Group.ERRORS, True, b"{")
+    a, b = Answer(400, {"error": {}}, "Wrong."), Answer(400, {"error": {"param": "body.1"}})
+    (one,) = differences(a.tree, b.tree)
+    assert explanation_of(Case(shape, a, b), one) is not None
+    assert explanation_of(Case(shape, b, a), one.mirrored) is None
+
+
+def test_roles_and_tools_that_are_refused() -> None:
+    narrator: Tree = {"messages": [{"role": "narrator"}]}
+    assert unexplained(narrator, {}, {}, statuses=(400, 200)) == []
+    assert unexplained({"messages": [{"role": "user"}]}, {}, {}, statuses=(400, 200)) == ["status"]
+    tools: Tree = {"messages": [{"role": "user"}], "tools": [{}]}
+    assert "status" not in unexplained(tools, {"error": {"param": "tools"}}, {}, statuses=(400, 200))
+    assert "status" in unexplained(tools, {"error": {"param": "messages"}}, {}, statuses=(400, 200))
+
+
+def call(arguments: str, content: str | None = None) -> Tree:
+    message: Tree = {"tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
+    return {"choices": [{"index": 0, "message": message | ({} if content is None else {"content": content})}]}
+
+
+def test_calls_are_as_the_model_wrote_them() -> None:
+    body: Tree = {"messages": [], "tools": []}
+    arguments = "choices[0].message.tool_calls[0].function.arguments"
+    assert unexplained(body, call('{"a":1}'), call('{"a": 1}', "")) == []
+    assert unexplained(body, call('{"a":1}'), call('{"a": 2}')) == [arguments]
+    assert unexplained(body, call('{"a":'), call('{"a": ')) == [arguments]
+    assert unexplained(body | {"stream": True}, call('{"a":1}'), call('{"a": 1}')) == [arguments]
+    assert unexplained(body, call("{}"), call("{}", "text")) == ["choices[0].message.content"]
+    assert unexplained(body, call("{}", ""), call("{}")) == ["choices[0].message.content"]
+
+
+def test_thinking_that_is_counted() -> None:
+    body: Tree = {"messages": []}
+    none, some = ({"usage": {"completion_tokens_details": {"reasoning_tokens": n}}} for n in (0, 1))
+    assert unexplained(body, none, {"usage": {}}) == []
+    assert unexplained(body, some, {"usage": {}}) == ["usage.completion_tokens_details"]
+    assert unexplained(body, {"usage": {}}, none) == ["usage.completion_tokens_details"]
