@@ -2,21 +2,23 @@
 
 import argparse
 import json
+import os
+import platform
 import resource
 import sys
 import tempfile
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as RichTable
 
-from bench.compare.measures import Burst, TooSlow, WrongAnswer
+from bench.compare import tables
+from bench.compare.measures import TooSlow, WrongAnswer
 from bench.compare.plot import draw
 from bench.compare.rounds import PARTS, USUAL_PARTS, Sizes, measure, start
-from bench.compare.verdict import Judged, Results, Spread, judge
+from bench.compare.verdict import judge
 from devtools import models
 from devtools.errors import DevError
 from devtools.progress import step
@@ -91,6 +93,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all measures there")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the costs there, as SVG")
+    parser.add_argument(
+        "--into",
+        type=Path,
+        metavar="FILE",
+        help="write the tables into this page, between its marks, as in docs/performance.md",
+    )
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -117,19 +125,31 @@ def main(arguments: argparse.Namespace) -> int:
                 raise DevError(f"{problem}.") from None
         stats = stage.upstream.stats()
     judged = judge(results)
+    shown = [tables.costs(results), tables.ratios(judged)]
+    late = 100 * stats.late_tokens / max(stats.tokens, 1)
+    about = (
+        f"{_machine()}; {sizes.rounds} rounds. The byte source itself takes {stats.cpu_microseconds_per_token:.1f} µs of "
+        f"CPU per token; {late:.1f} % of them were late."
+    )
     console = Console()
     if not console.is_terminal:
         console = Console(width=_WIDTH)
-    _print_measures(console, results)
-    cost = f"{stats.cpu_microseconds_per_token:.1f} µs of CPU per token, {stats.late_tokens} of {stats.tokens} late"
-    console.print(f"The byte source itself: {cost}.", highlight=False)
-    console.print(_ratios(judged))
+    console.print(_shown(shown[0]), about, _shown(shown[1]), highlight=False)
     if arguments.json:
         whole = {"measures": asdict(results), "ratios": [asdict(one) for one in judged], "byte_source": asdict(stats)}
         arguments.json.write_text(json.dumps(whole, indent=1), encoding="utf-8")
     if arguments.plot:
         arguments.plot.write_text(draw(results), encoding="utf-8")
+    if arguments.into:
+        _write_into(arguments.into, "\n".join([f"{about}\n", *map(tables.markdown, shown)]))
     return 1 if any(one.is_met is False for one in judged) else 0
+
+
+def _write_into(page: Path, measured: str) -> None:
+    try:
+        page.write_text(tables.put_into(page.read_text(encoding="utf-8"), measured), encoding="utf-8")
+    except ValueError as error:
+        raise DevError(f"{page} {error}.") from None
 
 
 def _raise_file_limit() -> None:
@@ -138,57 +158,24 @@ def _raise_file_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _print_measures(console: Console, results: Results) -> None:
-    table = Table(title="CPU of the server's processes, median (lowest to highest round)", title_justify="left")
-    for name in (
-        "server",
-        "per streamed token",
-        "joined",
-        "per request of 4 KB",
-        "requests/s",
-        "burst: first token p50, p99",
-    ):
-        table.add_column(name, justify="left" if name == "server" else "right")
-    for name in dict.fromkeys([*results.tokens, *results.requests, *results.bursts]):
-        tokens, requests, bursts = results.tokens.get(name), results.requests.get(name), results.bursts.get(name)
-        table.add_row(
-            name,
-            _microseconds([one.microseconds for one in tokens]) if tokens else "",
-            f"{100 * Spread.of([one.joined for one in tokens]).median:.1f} %" if tokens else "",
-            _microseconds([one.microseconds for one in requests]) if requests else "",
-            f"{Spread.of([one.per_second for one in requests]).median:.0f}" if requests else "",
-            _burst(bursts) if bursts else "",
-        )
-    console.print(table)
+def _shown(table: tables.Table) -> RichTable:
+    made = RichTable(title=table.title, title_justify="left")
+    for number, name in enumerate(table.header):
+        made.add_column(name, justify="right" if number else "left")
+    for row in table.rows:
+        made.add_row(*row)
+    return made
 
 
-def _burst(bursts: Sequence[Burst]) -> str:
-    p50, p99 = (Spread.of([getattr(one, name) for one in bursts]) for name in ("ttft_p50", "ttft_p99"))
-    return f"{1000 * p50.median:.0f}, {1000 * p99.median:.0f} ms"
-
-
-def _microseconds(values: Sequence[float]) -> str:
-    spread = Spread.of(values)
-    return f"{spread.median:.1f} µs ({spread.low:.1f} to {spread.high:.1f})"
-
-
-def _ratios(judged: Sequence[Judged]) -> Table:
-    table = Table(title="Ratios", title_justify="left")
-    for name in ("", "median", "lowest to highest", "target", "", ""):
-        table.add_column(name, justify="left" if not name else "right")
-    for one in judged:
-        unit = f" {one.unit}" if one.unit else ""
-        median, spread = ("", "") if one.value is None else (f"{one.value.median:.2f}{unit}", _range(one.value))
-        target = "" if one.target is None else f"≤ {one.target:g}{unit}"
-        table.add_row(
-            one.name, median, spread, target, {None: "", True: "met", False: "NOT MET"}[one.is_met], one.remark
-        )
-    return table
-
-
-def _range(spread: Spread) -> str:
-    low, high = f"{spread.low:.2f}", f"{spread.high:.2f}"
-    return "" if low == high else f"{low} to {high}"
+def _machine() -> str:
+    """What it was measured on, in a line."""
+    kinds = [
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if "model name" in line
+    ]
+    cores = f"{os.cpu_count()} cores ({kinds[0] if kinds else platform.machine()})"
+    return f"{cores}, Linux {platform.release().partition('-')[0]}, CPython {platform.python_version()}"
 
 
 def _other(text: str) -> str:

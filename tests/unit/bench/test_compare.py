@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from bench.__main__ import main
+from bench.compare import tables
 from bench.compare.measures import Burst, RequestCost, SlowReaders, TokenCost
 from bench.compare.plot import draw
 from bench.compare.servers import BARE, GATEWAY, NGINX, running_nginx
@@ -55,6 +56,21 @@ def test_rounds_in_which_tokens_came_together_do_not_count() -> None:
     ratio = judged(Results(tokens={NGINX: nginx, GATEWAY: [together] * 2}))["CPU per streamed token, gateway / nginx"]
     assert ratio.value is None
     assert ratio.is_met is False
+
+
+def test_tables_on_a_page() -> None:
+    results = Results(
+        tokens={NGINX: tokens(10, 12, 11), GATEWAY: tokens(30, 33, 60)}, requests={BARE: [RequestCost(9, 5)]}
+    )
+    made = tables.markdown(tables.costs(results)) + tables.markdown(tables.ratios(judge(results)))
+    page = f"Before.\n\n{tables.BEGIN}\nold\n{tables.END}\nBehind.\n"
+    written = tables.put_into(page, made)
+    assert written == f"Before.\n\n{tables.BEGIN}\n{made}{tables.END}\nBehind.\n"
+    assert "| nginx | 11.0 µs (10.0 to 12.0) | 0.0 % |  |  |  |" in written
+    assert "| bare FastAPI |  |  | 9.0 µs (9.0 to 9.0) | 5 |  |" in written
+    assert "| CPU per streamed token, gateway / nginx | 3.00 | 2.75 to 5.45 | ≤ 2 | NOT MET |" in written
+    with pytest.raises(ValueError, match="has no lines"):
+        tables.put_into("A page.\n", made)
 
 
 def test_the_plot() -> None:
@@ -143,10 +159,13 @@ asyncio.run(main())
 def test_the_whole_comparison_in_a_tiny_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, forwarder, port = tmp_path / "measures.json", tmp_path / "forwarder.py", free_port()
     forwarder.write_text(_FORWARDER)
+    page, plot = tmp_path / "page.md", tmp_path / "plot.svg"
+    page.write_text(f"{tables.BEGIN}\n{tables.END}\n")
     sizes = ["--rounds", "1", "--streams", "8", "--seconds", "0.2", "--requests", "20", "--burst", "16"]
     parts = [flag for part in ("burst", "token", "request", "slow", "growth") for flag in ("--only", part)]
     other = ["--other", f"forwarder=http://127.0.0.1:{port}={sys.executable} {forwarder} {port} {{upstream}}"]
     others = ["--slow-readers", "2", "--growth-requests", "40", "--json", str(file)]
+    others += ["--into", str(page), "--plot", str(plot)]
     code = main(["compare", *sizes, *parts, *others, *other])
     found = json.loads(file.read_text())
     # Of the tiny size only that it was measured can be said.
@@ -158,5 +177,7 @@ def test_the_whole_comparison_in_a_tiny_size(tmp_path: Path, capsys: pytest.Capt
     assert [len(rounds) for rounds in measures["tokens"].values()] == [1, 1, 1]
     assert all(one["microseconds"] > 0 for rounds in measures["tokens"].values() for one in rounds)
     assert len(measures["slow_readers"]) == 1
+    assert "| gateway |" in page.read_text()
+    assert ElementTree.parse(plot).getroot().tag == f"{_SVG}svg"
     shown = capsys.readouterr().out
     assert shown.index("per streamed token") < shown.index("Ratios") < shown.index("gateway / nginx")
