@@ -128,8 +128,8 @@ def main(arguments: argparse.Namespace) -> int:
     shown = [tables.costs(results), tables.ratios(judged)]
     late = 100 * stats.late_tokens / max(stats.tokens, 1)
     about = (
-        f"{_machine()}; {sizes.rounds} rounds. The byte source itself takes {stats.cpu_microseconds_per_token:.1f} µs of "
-        f"CPU per token; {late:.1f} % of them were late."
+        f"{_machine()}; {sizes.rounds} rounds. The byte source itself takes {stats.cpu_microseconds_per_token:.1f} µs "
+        f"of CPU per token; {late:.1f} % of them were late."
     )
     console = Console()
     if not console.is_terminal:
