@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from bench.parity.client import Answer
+from bench.parity.client import JSON, Answer
 from bench.parity.compare import ABSENT, TOLERANCE, Difference, differences
 from bench.parity.shape import Body, Shape
 
@@ -191,6 +191,17 @@ def _content_of_calls(case: Case, difference: Difference) -> bool:
 def _arguments(case: Case, difference: Difference) -> bool:
     """The same value; B's text is not the one that it streams."""
     return bool(json.loads(difference.a) == json.loads(difference.b)) and not case.body.get("stream")
+
+
+def _nothing_beside_calls(case: Case, difference: Difference) -> bool:
+    """The same calls, in fewer tokens."""
+    a, b = (_at(answer, "choices[0].message.tool_calls") for answer in (case.a, case.b))
+    same = [_called(call) for call in a] == [_called(call) for call in b]
+    return case.body["tool_choice"] == "required" and same and bool(difference.a < difference.b)
+
+
+def _called(call: JSON) -> tuple[str, Any]:
+    return call["function"]["name"], json.loads(call["function"]["arguments"])
 
 
 def _no_reasoning(case: Case, difference: Difference) -> bool:
@@ -378,6 +389,13 @@ EXPLANATIONS = (
         "those of a stream.",
         f"[OpenAI's object]({_OPENAI}/chat/object)",
         _arguments,
+    ),
+    Explanation(
+        ("usage.completion_tokens", "usage.total_tokens"),
+        "A call that `required` binds is a name and arguments; vLLM lets the model write more members beside them, which "
+        "it drops, and counts their tokens.",
+        f"[OpenAI on `tool_choice`]({_OPENAI}/chat/create)",
+        _nothing_beside_calls,
     ),
     Explanation(
         ("usage.completion_tokens_details",),

@@ -195,3 +195,14 @@ def test_thinking_that_is_counted() -> None:
     assert unexplained(body, none, {"usage": {}}) == []
     assert unexplained(body, some, {"usage": {}}) == ["usage.completion_tokens_details"]
     assert unexplained(body, {"usage": {}}, none) == ["usage.completion_tokens_details"]
+
+
+def test_what_a_bound_call_does_not_need() -> None:
+    body: Tree = {"messages": [], "tools": [{}], "tool_choice": "required"}
+    few, more = ({"usage": {"completion_tokens": tokens, "total_tokens": tokens + 5}} for tokens in (23, 52))
+    usage = ["usage.completion_tokens", "usage.total_tokens"]
+    assert unexplained(body, call('{"a":1}') | few, call('{"a":1}') | more) == []
+    assert unexplained(body, call('{"a":1}') | more, call('{"a":1}') | few) == usage
+    assert unexplained(body | {"tool_choice": "auto"}, call("{}") | few, call("{}") | more) == usage
+    found = unexplained(body, call('{"a":1}') | few, call('{"a":2}') | more)
+    assert found[-2:] == usage
