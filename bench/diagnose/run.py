@@ -21,8 +21,8 @@ _SETTLING = 0.2
 # Prompts of a regime: few enough for the prefix cache of a small engine.
 _PROMPTS = 8
 _WARMING = 4
-# Below it no prompt is long.
-_SHORTEST_PROMPT = 500
+# Bytes of a short prompt, and those below which none is long.
+_SHORT_PROMPT, _SHORTEST = 200, 500
 _NAMES = {Regime.PREPROCESS: "preprocess", Regime.DECODE: "decode"}
 
 
@@ -80,27 +80,31 @@ def at_rest(frontend: Frontend) -> list[Process]:
 
 
 def _warmed(settings: Settings, regime: Regime) -> tuple[Workload, Warm]:
-    """Every prompt twice. Long prompts are halved until the model takes them."""
-    size = settings.prompt_bytes if regime is Regime.PREPROCESS else 200
-    while True:
-        load = _load(settings, regime, size)
-        first = _run(settings, load, _WARMING, Limit(requests=len(load.requests)))
+    """Every prompt twice, in the first of the regime's shapes that the server takes."""
+    error = ""
+    for shape in _shapes(settings, regime):
+        load = workload(_NAMES[regime], settings.model, shapes={_NAMES[regime]: shape}, prompts=_PROMPTS)
+        every = Limit(requests=len(load.requests))
+        first = _run(settings, load, _WARMING, every)
         if any(outcome.is_right for outcome in first.outcomes):
-            break
-        refused = any(outcome.status == 400 for outcome in first.outcomes)
-        if regime is Regime.PREPROCESS and refused and size // 2 >= _SHORTEST_PROMPT:
-            size //= 2
-            continue
+            again = _run(settings, load, _WARMING, every)
+            return load, Warm(regime, shape.prompt_bytes, _median(first.outcomes), _median(again.outcomes))
         error = first.outcomes[0].error if first.outcomes else "no answer"
-        raise Unreachable(f"{settings.target.url} answers no {regime} request: {error}")
-    again = _run(settings, load, _WARMING, Limit(requests=len(load.requests)))
-    return load, Warm(regime, size, _median(first.outcomes), _median(again.outcomes))
+        if not any(outcome.status in (200, 400, 413, 422) for outcome in first.outcomes):
+            break
+    raise Unreachable(f"{settings.target.url} answers no {regime} request: {error}")
 
 
-def _load(settings: Settings, regime: Regime, prompt_bytes: int) -> Workload:
-    name = _NAMES[regime]
-    tokens = 1 if regime is Regime.PREPROCESS else settings.answer_tokens
-    return workload(name, settings.model, shapes={name: Shape(prompt_bytes, tokens)}, prompts=_PROMPTS)
+def _shapes(settings: Settings, regime: Regime) -> Iterator[Shape]:
+    """Long prompts, each half as long as the one before; long answers, which vLLM can be told not to end early."""
+    if regime is Regime.DECODE:
+        yield Shape(_SHORT_PROMPT, settings.answer_tokens, ignore_eos=True)
+        yield Shape(_SHORT_PROMPT, settings.answer_tokens)
+        return
+    size = settings.prompt_bytes
+    while size >= min(settings.prompt_bytes, _SHORTEST):
+        yield Shape(size, 1)
+        size //= 2
 
 
 def _median(outcomes: Sequence[Outcome]) -> float:

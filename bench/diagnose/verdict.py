@@ -88,7 +88,7 @@ def judge(steps: Sequence[Step]) -> Verdict:
 
 def _client_hot(step: Step, frontend: "_Frontend", evidence: Sequence[str]) -> Verdict:
     at = f"at {step.concurrency} streams the load tool's busiest process used {step.client:.0%} of a core"
-    missing = ["load from another machine, or fewer streams"]
+    missing = ["more --processes for the load, another machine for it, or fewer streams"]
     shown = [one for one in evidence if one]
     if frontend.at_ceiling:
         return Verdict(Kind.UNDECIDED, f"{at}, and so did the frontend's: {frontend.what}", shown, missing, step)

@@ -68,18 +68,18 @@ def test_a_single_slow_worker_before_a_fast_engine_is_frontend_bound(tmp_path: P
 
 
 @pytest.fixture
-def long_context(repository: Path, tmp_path: Path) -> Path:
-    """The model repository of the other tests, with room for long prompts."""
+def some_context(repository: Path, tmp_path: Path) -> Path:
+    """The model repository of the other tests, with room for prompts of half the length that is asked for first."""
     shutil.copytree(repository, tmp_path / "repository")
     (file,) = (tmp_path / "repository").glob("*/1/model.json")
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"max_model_len": 32768}))
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"max_model_len": 3000}))
     return tmp_path / "repository"
 
 
-def test_the_gateway_before_a_slow_engine_is_engine_bound(long_context: Path, tmp_path: Path) -> None:
+def test_the_gateway_before_a_slow_engine_is_engine_bound(some_context: Path, tmp_path: Path) -> None:
     with (
-        running_mock_engine(model_repository=long_context, token_interval_ms=150) as engine,
-        running_gateway("--triton", engine.url, "--model-repository", str(long_context)) as gateway,
+        running_mock_engine(model_repository=some_context, token_interval_ms=150) as engine,
+        running_gateway("--triton", engine.url, "--model-repository", str(some_context)) as gateway,
     ):
         gateway.wait_until_ready()
         found, shown = diagnosis(gateway.url, tmp_path)
@@ -90,6 +90,7 @@ def test_the_gateway_before_a_slow_engine_is_engine_bound(long_context: Path, tm
     assert {regime["verdict"] for regime in found["regimes"].values()} == {"engine-bound"}
     assert max(busiest(found, regime) for regime in found["regimes"]) < 0.6
     assert found["plan"]["processes"] == 1
+    assert [warm["prompt_bytes"] for warm in found["warm_up"]] == [2000, 200]
 
 
 def refused(*options: str) -> str:

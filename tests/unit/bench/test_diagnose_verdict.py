@@ -152,7 +152,7 @@ def test_a_busy_load_tool_measures_itself() -> None:
     assert found.reason == "at 32 streams the load tool's busiest process used 95% of a core, so no more load was sent"
     both = judge(flat(frontend(0.95), client=0.95))
     assert both.kind is Kind.UNDECIDED
-    assert both.missing == ["load from another machine, or fewer streams"]
+    assert both.missing == ["more --processes for the load, another machine for it, or fewer streams"]
 
 
 def test_a_busy_frontend_before_a_full_engine_is_undecided() -> None:
