@@ -392,8 +392,8 @@ EXPLANATIONS = (
     ),
     Explanation(
         ("usage.completion_tokens", "usage.total_tokens"),
-        "A call that `required` binds is a name and arguments; vLLM lets the model write more members beside them, which "
-        "it drops, and counts their tokens.",
+        "A call that `required` binds is a name and arguments; vLLM lets the model write more members beside them, "
+        "which it drops, and counts their tokens.",
         f"[OpenAI on `tool_choice`]({_OPENAI}/chat/create)",
         _nothing_beside_calls,
     ),
