@@ -1,9 +1,9 @@
 """Who is the bottleneck: from measured steps to a verdict with its evidence. Pure.
 
 The reasons, in the order in which they count:
-1. A thread that never sleeps is at its ceiling: no event loop does more than its thread can, and a Python process with
-   several threads no more than one core, since of them only one runs at a time. What counts is the time that a thread
-   ran or waited for a core, so that other work on the machine changes nothing.
+1. A thread that never sleeps is at its ceiling: no event loop does more than its thread can. What counts is the time
+   that it ran or waited for a core, so that other work on the machine does not hide it. The threads of a Python process
+   are at theirs when they use one core together, since only one of them runs at a time.
 2. Where the requests are, and where their time passes: the engine's own count of requests and its own times against
    those that the client sees.
 3. Where neither is seen, how latencies grow: an engine takes warm prompts in batches and a full engine lets requests
@@ -21,6 +21,8 @@ from bench.load.report import BUSY_SHARE
 
 # Of a core, wanted: at the ceiling from the first on, far from it up to the second.
 CEILING, EASY = 0.85, 0.6
+# Of the time: who waits as long as that for a core shares it with too many.
+CROWDED = 0.25
 # Of the time, or of the requests: the engine's are most from the first on, others' up to the second.
 MOST, FEW = 0.75, 0.5
 # Of the concurrency's growth, in logarithms: how much of it the rate must follow, and how much of it a latency follows
@@ -83,7 +85,7 @@ def judge(steps: Sequence[Step]) -> Verdict:
     if step.client >= BUSY_SHARE:
         return _client_hot(step, frontend, evidence)
     kind, reason, missing = _decide(step, growth, frontend, engine)
-    return Verdict(kind, reason, [one for one in evidence if one], missing, step)
+    return Verdict(kind, reason, [one for one in evidence if one], [*missing, *_crowded(step)], step)
 
 
 def _client_hot(step: Step, frontend: "_Frontend", evidence: Sequence[str]) -> Verdict:
@@ -139,6 +141,14 @@ def _by_latencies(step: Step, growth: "_Growth") -> tuple[Kind, str, list[str]]:
     return Kind.UNDECIDED, "latencies alone do not tell: a slow step of the engine looks the same", missing
 
 
+def _crowded(step: Step) -> list[str]:
+    """A frontend that waits for a core is slow, but not by itself."""
+    waits = max((process.busiest.wanted - process.busiest.on_cpu for process in step.serving), default=0.0)
+    if waits < CROWDED:
+        return []
+    return [f"cores that the frontend need not share (its busiest thread waited {waits:.0%} of the time for one)"]
+
+
 class _Growth:
     """How rate and latencies went with the concurrency, over the last two steps for the rate and over all for
     latencies; 1.0 is in proportion to it."""
@@ -189,34 +199,31 @@ class _Frontend:
 def _frontend(step: Step) -> _Frontend:
     if not step.serving:
         return _Frontend(sentence="The frontend's CPU was not seen.")
-    wanted, process = max(((_wanted(one), one) for one in step.serving), key=lambda pair: pair[0])
-    thread, whole = process.busiest, process.wanted
+    share, process = max(((_share(one), one) for one in step.serving), key=lambda pair: pair[0])
+    thread = process.busiest
     name = f"process {process.pid} ({process.name})"
-    by_lock = thread.wanted < CEILING <= wanted
-    if by_lock:
+    what = f"the frontend's busiest thread ({thread.name} of {name}) wanted {thread.wanted:.0%} of a core"
+    if thread.wanted < CEILING <= share:
         what = (
-            f"the {len(process.threads)} threads of {name} together wanted {whole:.0%} of one core, which is all that "
-            "Python's lock lets them have"
+            f"the {len(process.threads)} threads of {name} together used {process.on_cpu:.0%} of one core, which is "
+            "all that Python's lock lets them have"
         )
-    else:
-        what = f"the frontend's busiest thread ({thread.name} of {name}) wanted {thread.wanted:.0%} of a core"
-    return _Frontend(True, wanted >= CEILING, wanted <= EASY, what, _idle_rest(step, process))
+    return _Frontend(True, share >= CEILING, share <= EASY, what, _idle_rest(step, process))
 
 
-def _wanted(process: Process) -> float:
-    """The share of its ceiling. A Python process whose threads hand the lock to each other wants about one core in all;
-    one that wants clearly more runs native code beside it, and its busiest thread counts."""
-    if process.is_python and process.wanted <= 1.3:
-        return max(process.busiest.wanted, process.wanted)
-    return process.busiest.wanted
+def _share(process: Process) -> float:
+    """Of its ceiling. Python's threads that hand their lock to each other use about one core in all; where they use
+    clearly more, native code runs beside it, and the busiest thread counts."""
+    together = process.on_cpu if process.is_python and process.on_cpu <= 1.3 else 0.0
+    return max(process.busiest.wanted, together)
 
 
 def _idle_rest(step: Step, process: Process) -> str:
     """What the others did meanwhile: cores that are idle beside a busy thread are the sign of a single event loop."""
     parts = []
-    rest = [one for one in step.serving if one.pid != process.pid]
+    rest = [one for one in step.serving if one.pid != process.pid and one.name == process.name]
     if rest:
-        idlest = min(_wanted(one) for one in rest)
+        idlest = min(_share(one) for one in rest)
         parts.append(f"of its {len(rest) + 1} processes the idlest wanted {idlest:.0%} of a core")
     if step.cores:
         idle = [share for share in step.cores if share < EASY]

@@ -77,17 +77,23 @@ def test_a_thread_that_never_sleeps_is_the_frontends_limit() -> None:
 
 
 def test_what_counts_is_what_a_thread_wants_whatever_it_gets() -> None:
-    assert judge(flat(frontend(0.97, got=0.4))).kind is Kind.FRONTEND
+    crowded = judge(flat(frontend(0.97, got=0.4)))
+    assert crowded.kind is Kind.FRONTEND
+    assert crowded.missing == [
+        "cores that the frontend need not share (its busiest thread waited 57% of the time for one)"
+    ]
     assert judge(flat(frontend(0.3, got=0.3))).kind is Kind.ENGINE
 
 
 def test_pythons_lock_is_a_limit_of_all_threads_together() -> None:
     found = judge(flat(frontend(0.4, 0.35, 0.2)))
     assert found.kind is Kind.FRONTEND
-    assert "the 3 threads of process 7 (uvicorn) together wanted 95% of one core" in found.reason
+    assert "the 3 threads of process 7 (uvicorn) together used 95% of one core" in found.reason
     # Threads of another language share nothing, and threads of Python that run native code want more than one core.
     assert judge(flat(frontend(0.4, 0.35, 0.2, python=False))).kind is Kind.ENGINE
     assert judge(flat(frontend(0.5, 0.5, 0.5))).kind is Kind.ENGINE
+    # Threads that wait for a core at the same time do not wait for the lock.
+    assert judge(flat(frontend(0.4, 0.35, 0.2, got=0.1))).kind is Kind.ENGINE
 
 
 def test_the_busiest_of_several_processes_counts_and_the_idlest_is_said() -> None:
