@@ -23,6 +23,8 @@ from bench.load.report import BUSY_SHARE
 CEILING, EASY = 0.85, 0.6
 # Of the time: who waits as long as that for a core shares it with too many.
 CROWDED = 0.25
+# Of a core: who wants it all and gets less shows nothing but that the machine is full.
+STARVED = 0.25
 # Of the time, or of the requests: the engine's are most from the first on, others' up to the second.
 MOST, FEW = 0.75, 0.5
 # Of the concurrency's growth, in logarithms: how much of it the rate must follow, and how much of it a latency follows
@@ -99,6 +101,8 @@ def _client_hot(step: Step, frontend: "_Frontend", evidence: Sequence[str]) -> V
 
 def _decide(step: Step, growth: "_Growth", frontend: "_Frontend", engine: "_Engine") -> tuple[Kind, str, list[str]]:
     at = f"at {step.concurrency} streams"
+    if frontend.is_starved:
+        return Kind.UNDECIDED, f"{at} {frontend.what} and got {frontend.got:.0%}: other work fills this machine", []
     if frontend.at_ceiling:
         if engine.is_limit:
             both = f"{at} {frontend.what}, but {engine.what}"
@@ -144,9 +148,7 @@ def _by_latencies(step: Step, growth: "_Growth") -> tuple[Kind, str, list[str]]:
 def _crowded(step: Step) -> list[str]:
     """A frontend that waits for a core is slow, but not by itself."""
     waits = max((process.busiest.wanted - process.busiest.on_cpu for process in step.serving), default=0.0)
-    if waits < CROWDED:
-        return []
-    return [f"cores that the frontend need not share (its busiest thread waited {waits:.0%} of the time for one)"]
+    return ["cores that the frontend need not share with other work"] if waits >= CROWDED else []
 
 
 class _Growth:
@@ -187,13 +189,19 @@ def _exponent(small: float, large: float, first: float, last: float) -> float:
 
 @dataclass(frozen=True)
 class _Frontend:
-    """Whether its busiest process is at its ceiling, or far from it; neither where none is seen."""
+    """Whether its busiest process is at its ceiling, or far from it; neither where none is seen. `got` is what that
+    process used of a core."""
 
     is_seen: bool = False
     at_ceiling: bool = False
     is_easy: bool = False
     what: str = ""
     sentence: str = ""
+    got: float = 1.0
+
+    @property
+    def is_starved(self) -> bool:
+        return self.at_ceiling and self.got < STARVED
 
 
 def _frontend(step: Step) -> _Frontend:
@@ -208,7 +216,7 @@ def _frontend(step: Step) -> _Frontend:
             f"the {len(process.threads)} threads of {name} together used {process.on_cpu:.0%} of one core, which is "
             "all that Python's lock lets them have"
         )
-    return _Frontend(True, share >= CEILING, share <= EASY, what, _idle_rest(step, process))
+    return _Frontend(True, share >= CEILING, share <= EASY, what, _idle_rest(step, process), process.on_cpu)
 
 
 def _share(process: Process) -> float:
@@ -225,6 +233,9 @@ def _idle_rest(step: Step, process: Process) -> str:
     if rest:
         idlest = min(_share(one) for one in rest)
         parts.append(f"of its {len(rest) + 1} processes the idlest wanted {idlest:.0%} of a core")
+    waits = process.busiest.wanted - process.busiest.on_cpu
+    if waits >= CROWDED:
+        parts.append(f"its busiest thread waited {waits:.0%} of the time for a core")
     if step.cores:
         idle = [share for share in step.cores if share < EASY]
         full = sum(step.cores) >= 0.97 * len(step.cores)
