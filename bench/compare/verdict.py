@@ -19,7 +19,7 @@ SLOWED_TARGET = 1.5
 SLOW_READER_KB_TARGET = 256.0
 """Of one that reads nothing: 64 KiB read ahead from upstream, 64 KiB written ahead, and as much between them."""
 GROWTH_KB_TARGET = 2048.0
-MOST_JOINED = 0.05
+MOST_JOINED = 0.1
 """The share of a round's tokens that may come in one read with another."""
 
 
