@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from bench.compare.servers import GATEWAY
-from bench.compare.verdict import Results, Spread
+from bench.compare.verdict import Results, Spread, apart
 
 _LEFT, _WIDTH, _BAR, _STEP = 130, 420, 18, 28
 
@@ -11,7 +11,7 @@ _LEFT, _WIDTH, _BAR, _STEP = 130, 420, 18, 28
 def draw(results: Results) -> str:
     panels = {
         "CPU µs per streamed token": {
-            name: Spread.of([one.microseconds for one in rounds]) for name, rounds in results.tokens.items()
+            name: Spread.of([one.microseconds for one in apart(rounds)]) for name, rounds in results.tokens.items()
         },
         "CPU µs per request of 4 KB, one token": {
             name: Spread.of([one.microseconds for one in rounds]) for name, rounds in results.requests.items()

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.compare.measures import Burst
-from bench.compare.verdict import Judged, Results, Spread
+from bench.compare.verdict import Judged, Results, Spread, apart
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 """Between these lines of a page stands what was measured."""
@@ -27,7 +27,7 @@ def costs(results: Results) -> Table:
         rows.append(
             [
                 name,
-                _microseconds([one.microseconds for one in tokens]) if tokens else "",
+                _microseconds([one.microseconds for one in apart(tokens)]) if tokens else "",
                 f"{100 * Spread.of([one.joined for one in tokens]).median:.1f} %" if tokens else "",
                 _microseconds([one.microseconds for one in requests]) if requests else "",
                 f"{Spread.of([one.per_second for one in requests]).median:.0f}" if requests else "",

@@ -66,6 +66,11 @@ class Judged:
         return self.value is not None and self.value.median <= self.target
 
 
+def apart(rounds: Sequence[TokenCost]) -> Sequence[TokenCost]:
+    """Those in which the machine kept tokens apart; all, where there are none."""
+    return [one for one in rounds if one.joined <= MOST_JOINED] or rounds
+
+
 def judge(results: Results) -> list[Judged]:
     """What there are measures for."""
     found: list[Judged] = []

@@ -53,6 +53,7 @@ def test_rounds_in_which_tokens_came_together_do_not_count() -> None:
     ]
     assert ratio.value == Spread(2, 2, 2)
     assert ratio.remark.startswith("1 of 2 rounds left out")
+    assert tables.costs(Results(tokens={GATEWAY: [apart, together]})).rows[0][1] == "40.0 µs (40.0 to 40.0)"
     ratio = judged(Results(tokens={NGINX: nginx, GATEWAY: [together] * 2}))["CPU per streamed token, gateway / nginx"]
     assert ratio.value is None
     assert ratio.is_met is False
