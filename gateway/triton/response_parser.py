@@ -5,7 +5,7 @@ read-to-close, and, in a 200 body, server-sent events of one `data:` line each (
 raw line break, so a line is an event).
 """
 
-from gateway.triton.limits import MAX_EVENT_BYTES, MAX_HEAD_BYTES
+from gateway.triton.limits import EVENTS_AT_ONCE, MAX_EVENT_BYTES, MAX_HEAD_BYTES
 
 
 class ProtocolError(Exception):
@@ -53,9 +53,10 @@ class ResponseParser:
             raise ProtocolError("the connection was closed in the middle of the response")
 
     def take(self) -> list[bytes]:
-        """The payloads that are complete and not taken yet."""
-        events, self.events = self.events, []
-        return events
+        """The payloads that are complete and not taken yet; of a great many the first."""
+        events = self.events
+        self.events = events[EVENTS_AT_ONCE:]
+        return events[:EVENTS_AT_ONCE] if self.events else events
 
     def _parse_head(self) -> bool:
         end = self._raw.find(b"\r\n\r\n")

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.triton.limits import EVENTS_AT_ONCE
 from gateway.triton.response_parser import ProtocolError, ResponseParser
 
 EVENTS = [b'{"text_output":"a"}', b'{"text_output":"\\n\\n data: x"}', '{"text_output":"日本"}'.encode()]
@@ -94,3 +95,14 @@ def test_a_connection_that_closes_early_is_no_end(where: int) -> None:
 def test_what_is_no_generate_response_is_an_error(raw: bytes, message: str) -> None:
     with pytest.raises(ProtocolError, match=message):
         ResponseParser().feed(raw)
+
+
+def test_a_great_many_events_of_one_read_are_taken_in_parts() -> None:
+    events = [b"%d" % number for number in range(3 * EVENTS_AT_ONCE + 1)]
+    body = b"".join(b"data: " + event + b"\n\n" for event in events)
+    parser = ResponseParser()
+    parser.feed(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    assert parser.done
+    parts = list(iter(parser.take, []))
+    assert [len(part) for part in parts] == [EVENTS_AT_ONCE] * 3 + [1]
+    assert [event for part in parts for event in part] == events
