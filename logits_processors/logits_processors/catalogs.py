@@ -1,6 +1,7 @@
 """Builds the file of a catalogue from a text file and a tokenizer. Reads and writes files; prints nothing."""
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ SUFFIX = ".catalog"
 
 _AT_A_TIME = 50_000
 """Lines that are encoded together."""
+
+_AHEAD = 2
+"""How often: while one thread makes lists of its tokens, which needs the GIL, another one's are found."""
 
 _SAMPLE = 1_000
 """Entries that are decoded again, to see whether they come back as the same text."""
@@ -100,14 +104,15 @@ def build(source: Path, backend: Any, target: Path, progress: Callable[[int, flo
 
 def _encoded(source: Path, plain: Any) -> Iterator[tuple[_Lines, list[list[int]]]]:
     """The lines with their tokens. The next ones are encoded, without the GIL, while the caller handles these."""
-    with ThreadPoolExecutor(1) as ahead:
-        running: tuple[_Lines, Future[list[list[int]]]] | None = None
+    with ThreadPoolExecutor(_AHEAD) as ahead:
+        running: deque[tuple[_Lines, Future[list[list[int]]]]] = deque()
         for lines in _lines(source):
-            previous, running = running, (lines, ahead.submit(tokens.encode, plain, lines.texts))
-            if previous is not None:
-                yield previous[0], previous[1].result()
-        if running is not None:
-            yield running[0], running[1].result()
+            running.append((lines, ahead.submit(tokens.encode, plain, lines.texts)))
+            if len(running) > _AHEAD:
+                first, encoded = running.popleft()
+                yield first, encoded.result()
+        for first, encoded in running:
+            yield first, encoded.result()
 
 
 def _lines(source: Path) -> Iterator[_Lines]:

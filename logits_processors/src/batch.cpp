@@ -117,13 +117,16 @@ void Batch::set_output(std::size_t place, std::size_t kept, std::span<const Toke
     slot.is_current = false;
 }
 
-void Batch::compute(Slot& slot) {
+void Batch::consume(Slot& slot) {
     if (slot.must_reset) {
         slot.machine->reset();
         slot.consumed = 0;
         slot.must_reset = false;
     }
     for (; slot.consumed < slot.output.size(); ++slot.consumed) slot.machine->advance(slot.output[slot.consumed]);
+}
+
+void Batch::compute(Slot& slot) {
     slot.machine->mask(slot.mask);
     if (slot.mask.allowed() == 0) {
         for (const Token end : slot.ends) slot.mask.allow(end);
@@ -145,7 +148,12 @@ void Batch::begin(Pool::Wake wake) {
         if (place >= 0 && !slots_[static_cast<std::size_t>(place)].is_current)
             pending_.push_back(static_cast<std::size_t>(place));
     if (pending_.empty()) return;
-    pool_.start(pending_.size(), [this](std::size_t index) { compute(slots_[pending_[index]]); }, wake);
+    const auto work = [this](std::size_t first, std::size_t last) {
+        // In two rounds: where a machine has come to is fetched while the others move.
+        for (std::size_t index = first; index < last; ++index) consume(slots_[pending_[index]]);
+        for (std::size_t index = first; index < last; ++index) compute(slots_[pending_[index]]);
+    };
+    pool_.start(pending_.size(), work, wake);
     is_started_ = true;
 }
 
@@ -164,12 +172,17 @@ void Batch::apply(const Logits& logits) {
     if (rows.back().row >= logits.rows) throw std::length_error("the logits have fewer rows than the batch");
     if (logits.columns != vocabulary_) throw std::invalid_argument("the logits are of another vocabulary");
     const std::size_t bytes = rows.size() * logits.columns * (logits.element == Element::float32 ? 4 : 2);
-    const auto mask_row = [&](std::size_t index) {
-        Slot& slot = slots_[rows[index].place];
-        if (!slot.is_current) compute(slot);
-        write_mask(logits, rows[index].row, slot.mask, bytes > kStreamingBytes);
+    const auto work = [&](std::size_t first, std::size_t last) {
+        for (std::size_t index = first; index < last; ++index) {
+            Slot& slot = slots_[rows[index].place];
+            if (!slot.is_current) {
+                consume(slot);
+                compute(slot);
+            }
+            write_mask(logits, rows[index].row, slot.mask, bytes > kStreamingBytes);
+        }
     };
-    pool_.start(rows.size(), mask_row, Pool::Wake::now);
+    pool_.start(rows.size(), work, Pool::Wake::now);
     pool_.join();
 }
 

@@ -49,7 +49,7 @@ class Batch {
     /// Brings what is known of a place closer to the processor: rows are many, and between two steps a model was computed.
     void prefetch(std::size_t place) const {
         const Slot& slot = slots_[place];
-        __builtin_prefetch(slot.output.data());
+        __builtin_prefetch(slot.output.data() + slot.output.size());
         __builtin_prefetch(slot.machine.get());
         __builtin_prefetch(reinterpret_cast<const char*>(slot.machine.get()) + 64);
         __builtin_prefetch(&slot.mask);
@@ -102,6 +102,9 @@ class Batch {
     void wait();
     void begin(Pool::Wake wake);
     void release(std::size_t row);
+    /// Gives the machine what is new of the output.
+    static void consume(Slot& slot);
+    /// After `consume`.
     void compute(Slot& slot);
 
     std::uint32_t vocabulary_;

@@ -133,9 +133,11 @@ class ListBatch {
     bool read() {
         bool is_known = true;
         const auto rows = batch.constrained();
+        // What a row needs is spread over the memory: it is fetched for all of them before the first is read.
         for (const auto& [row, place] : rows) __builtin_prefetch(lists_[place].ptr());
         for (const auto& [row, place] : rows) {
-            __builtin_prefetch(reinterpret_cast<PyListObject*>(lists_[place].ptr())->ob_item);
+            const auto* list = reinterpret_cast<PyListObject*>(lists_[place].ptr());
+            __builtin_prefetch(list->ob_item + Py_SIZE(list) - 1);
             batch.prefetch(place);
         }
         for (const auto& [row, place] : rows) is_known &= read_list(place);
@@ -145,8 +147,9 @@ class ListBatch {
     Batch batch;
 
   private:
-    /// An engine changes a list at its end only, or gives another one; so far back is looked for a change.
-    static constexpr Py_ssize_t kWindow = 1024;
+    /// An engine changes a list at its end only, or gives another one; so far back is looked for a change. Where there is
+    /// one, all before it is looked at too.
+    static constexpr Py_ssize_t kWindow = 64;
 
     void forget(std::size_t row) {
         if (const auto place = batch.place_of(row)) lists_[*place].reset();
@@ -161,9 +164,8 @@ class ListBatch {
             while (begin < common && token_at(list, begin) == known[static_cast<std::size_t>(begin)]) ++begin;
             return begin;
         };
-        const Py_ssize_t begin = std::max<Py_ssize_t>(0, common - kWindow);
-        Py_ssize_t kept = first_change(begin);
-        if (kept == begin && kept < common) kept = first_change(0);
+        Py_ssize_t kept = first_change(std::max<Py_ssize_t>(0, common - kWindow));
+        if (kept < common) kept = first_change(0);
         added_.clear();
         Py_ssize_t index = kept;
         for (; index < size; ++index) {

@@ -10,8 +10,6 @@
 #include <cstring>
 #include <system_error>
 
-#include "mask.hpp"
-
 namespace constraints {
 
 static_assert(std::endian::native == std::endian::little, "catalogues are little-endian and mapped as they are");
@@ -41,6 +39,16 @@ std::size_t Block::find(Token token) const {
     });
     if (found == labels.end() || (*found & kLabelToken) != token) return labels.size();
     return static_cast<std::size_t>(found - labels.begin());
+}
+
+std::vector<Cell> cells_of(std::span<const std::uint32_t> labels) {
+    std::vector<Cell> cells;
+    for (const std::uint32_t label : labels) {
+        const Token token = label & kLabelToken;
+        if (cells.empty() || cells.back().index != token / 32) cells.push_back({token / 32, 0});
+        cells.back().bits |= std::uint32_t{1} << (token % 32);
+    }
+    return cells;
 }
 
 Catalog::Catalog(const std::string& path) {
@@ -107,7 +115,13 @@ void Catalog::check_structure() {
     std::uint64_t entries = 0;
     for (std::size_t place = 0; place < blocks_.size();) {
         const std::size_t children = blocks_[place] & ~kEntryEnds;
-        require(children > 0 && children <= head.vocabulary && place + 1 + 2 * children <= blocks_.size());
+        require(children > 0 && children <= head.vocabulary);
+        std::size_t end = place + 1 + 2 * children;
+        if (children >= kManyChildren) {
+            require(end < blocks_.size() && blocks_[place + 1] <= children);
+            end += 1 + 2 * std::size_t{blocks_[place + 1]};
+        }
+        require(end <= blocks_.size());
         const Block one = block(static_cast<std::uint32_t>(place));
         entries += one.entry_ends;
         for (std::size_t child = 0; child < children; ++child) {
@@ -128,9 +142,10 @@ void Catalog::check_structure() {
                     require(false);
             }
         }
+        require(children < kManyChildren || std::ranges::equal(one.cells, cells_of(one.labels)));
         is_block[place] = true;
         root_ = static_cast<std::uint32_t>(place);
-        place += 1 + 2 * children;
+        place = end;
     }
     require(entries == head.entries && !root().entry_ends);
     require(tails_.empty() || tail(static_cast<std::uint32_t>(tails_.size()) - kTailToken).second);
@@ -138,19 +153,19 @@ void Catalog::check_structure() {
         require(tail(static_cast<std::uint32_t>(place)).first < head.vocabulary);
 
     root_mask_.resize(MaskRow::words_for(head.vocabulary));
-    for (const std::uint32_t label : root().labels)
-        root_mask_[(label & kLabelToken) / 32] |= 1u << ((label & kLabelToken) % 32);
+    for (const auto& [index, bits] : cells_of(root().labels)) root_mask_[index] = bits;
+    for (std::uint32_t rank = 0; const std::uint32_t word : root_mask_) {
+        root_ranks_.push_back(rank);
+        rank += static_cast<std::uint32_t>(std::popcount(word));
+    }
 }
 
-Block Catalog::block(std::uint32_t place) const {
-    const std::size_t children = blocks_[place] & ~kEntryEnds;
-    return {place, (blocks_[place] & kEntryEnds) != 0, blocks_.subspan(place + 1, children),
-            blocks_.subspan(place + 1 + children, children)};
-}
-
-std::pair<Token, bool> Catalog::tail(std::uint32_t place) const {
-    const std::uint32_t high = tails_[place + 2];
-    return {tails_[place] | std::uint32_t{tails_[place + 1]} << 8 | (high & 0x7f) << 16, (high & 0x80) != 0};
+std::size_t Catalog::child(const Block& block, Token token) const {
+    if (block.place != root_) return block.find(token);
+    const std::size_t index = token / 32;
+    const std::uint32_t bit = std::uint32_t{1} << (token % 32);
+    if (index >= root_mask_.size() || (root_mask_[index] & bit) == 0) return block.labels.size();
+    return root_ranks_[index] + static_cast<std::size_t>(std::popcount(root_mask_[index] & (bit - 1)));
 }
 
 bool Catalog::continues_with(Token token) const {
@@ -160,14 +175,14 @@ bool Catalog::continues_with(Token token) const {
 bool Catalog::contains(std::span<const Token> tokens) const {
     Block node = root();
     for (std::size_t index = 0; index < tokens.size(); ++index) {
-        const std::size_t child = node.find(tokens[index]);
-        if (child == node.labels.size()) return false;
+        const std::size_t next = child(node, tokens[index]);
+        if (next == node.labels.size()) return false;
         const auto rest = tokens.subspan(index + 1);
-        switch (node.kind(child)) {
+        switch (node.kind(next)) {
             case Kind::leaf:
                 return rest.empty();
             case Kind::tail: {
-                std::uint32_t place = node.pointers[child];
+                std::uint32_t place = node.pointers[next];
                 for (std::size_t step = 0; step < rest.size(); ++step, place += kTailToken) {
                     const auto [expected, last] = tail(place);
                     if (expected != rest[step]) return false;
@@ -176,7 +191,7 @@ bool Catalog::contains(std::span<const Token> tokens) const {
                 return false;
             }
             case Kind::inner:
-                node = block(node.pointers[child]);
+                node = block(node.pointers[next]);
         }
     }
     return node.entry_ends;

@@ -2,9 +2,10 @@
 //
 // The file, in little-endian, is a Header followed by three parts:
 //   blocks         32-bit words. A node with children is a block: one word with the number of children and, in its top bit,
-//                  whether an entry ends here; the children's labels in the order of their tokens; and as many pointers.
-//                  A label is a token and, in its top two bits, the child's Kind. Blocks come after those of their children;
-//                  the root is the last one.
+//                  whether an entry ends here; where there are many children, what they are as a mask, which is the number
+//                  of its words that are not zero and the Cell of each; the children's labels in the order of their
+//                  tokens; and as many pointers. A label is a token and, in its top two bits, the child's Kind. Blocks
+//                  come after those of their children; the root is the last one.
 //   continuations  32-bit words: the tokens with which entries go on where others end, in order.
 //   tails          3 bytes a token: how an entry goes on that shares the rest of its way with no other one. The last token
 //                  of a tail has the top bit set.
@@ -18,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "mask.hpp"
 #include "values.hpp"
 
 namespace constraints {
@@ -46,7 +48,7 @@ struct Header {
 static_assert(sizeof(Header) == 96);
 
 inline constexpr std::array<char, 8> kMagic = {'L', 'P', 'C', 'A', 'T', 'L', 'G', '\n'};
-inline constexpr std::uint32_t kVersion = 1;
+inline constexpr std::uint32_t kVersion = 2;
 inline constexpr std::uint32_t kLargestVocabulary = 1u << 23;
 inline constexpr std::uint32_t kEntryEnds = 1u << 31;
 
@@ -54,6 +56,12 @@ inline constexpr std::uint32_t kEntryEnds = 1u << 31;
 enum class Kind : std::uint32_t { inner = 0, leaf = 1, tail = 2 };
 inline constexpr std::uint32_t kKindShift = 30;
 inline constexpr std::uint32_t kLabelToken = (1u << kKindShift) - 1;
+
+/// From so many children on, a block has cells.
+inline constexpr std::size_t kManyChildren = 32;
+
+/// The tokens of labels, which are in order, as a mask.
+std::vector<Cell> cells_of(std::span<const std::uint32_t> labels);
 
 /// Of bytes that are a multiple of 4 long but for the last call's.
 class Checksum {
@@ -71,6 +79,8 @@ struct Block {
     bool entry_ends;
     std::span<const std::uint32_t> labels;
     std::span<const std::uint32_t> pointers;
+    /// The children's tokens as a mask, if they are many.
+    std::span<const Cell> cells;
 
     [[nodiscard]] Token token(std::size_t child) const { return labels[child] & kLabelToken; }
     [[nodiscard]] Kind kind(std::size_t child) const { return static_cast<Kind>(labels[child] >> kKindShift); }
@@ -90,6 +100,18 @@ class Catalog {
     [[nodiscard]] const Header& header() const { return *reinterpret_cast<const Header*>(data_); }
     [[nodiscard]] Block root() const { return block(root_); }
     [[nodiscard]] Block block(std::uint32_t place) const;
+
+    /// The block's child with that token, or the number of its children. The root, which most rows come by and which has
+    /// most children, is not searched.
+    [[nodiscard]] std::size_t child(const Block& block, Token token) const;
+
+    /// Brings the block or the tail at a place closer to the processor, which will read it soon.
+    void prefetch_block(std::uint32_t place) const {
+        __builtin_prefetch(&blocks_[place]);
+        // A small block may reach into a second cache line.
+        __builtin_prefetch(&blocks_[place] + 12);
+    }
+    void prefetch_tail(std::uint32_t place) const { __builtin_prefetch(&tails_[place]); }
 
     /// The token at a place of the tails, and whether it is the last one.
     [[nodiscard]] std::pair<Token, bool> tail(std::uint32_t place) const;
@@ -114,6 +136,24 @@ class Catalog {
     std::span<const std::uint8_t> tails_;
     std::uint32_t root_ = 0;
     std::vector<std::uint32_t> root_mask_;
+    /// How many of the root's children have their tokens before each word of the mask.
+    std::vector<std::uint32_t> root_ranks_;
 };
+
+inline Block Catalog::block(std::uint32_t place) const {
+    const std::size_t children = blocks_[place] & ~kEntryEnds;
+    const std::uint32_t* labels = &blocks_[place] + 1;
+    std::span<const Cell> cells;
+    if (children >= kManyChildren) {
+        cells = {reinterpret_cast<const Cell*>(labels + 1), *labels};
+        labels += 1 + 2 * cells.size();
+    }
+    return {place, (blocks_[place] & kEntryEnds) != 0, {labels, children}, {labels + children, children}, cells};
+}
+
+inline std::pair<Token, bool> Catalog::tail(std::uint32_t place) const {
+    const std::uint32_t high = tails_[place + 2];
+    return {tails_[place] | std::uint32_t{tails_[place + 1]} << 8 | (high & 0x7f) << 16, (high & 0x80) != 0};
+}
 
 }  // namespace constraints

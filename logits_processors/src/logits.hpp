@@ -24,6 +24,6 @@ struct Logits {
 void write_mask(const Logits& logits, std::size_t row, const MaskRow& mask, bool is_streaming);
 
 /// Bytes of all rows above which `is_streaming` pays.
-inline constexpr std::size_t kStreamingBytes = std::size_t{8} << 20;
+inline constexpr std::size_t kStreamingBytes = std::size_t{64} << 20;
 
 }  // namespace constraints

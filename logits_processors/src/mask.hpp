@@ -13,6 +13,14 @@
 
 namespace constraints {
 
+/// A word of a mask that is not zero.
+struct Cell {
+    std::uint32_t index;
+    std::uint32_t bits;
+
+    bool operator==(const Cell&) const = default;
+};
+
 class MaskRow {
   public:
     MaskRow() = default;
@@ -47,6 +55,16 @@ class MaskRow {
         word &= ~bit;
     }
 
+    /// After `forbid_all`: allows the `count` tokens of these cells, which are in order and inside the vocabulary.
+    void allow_cells(std::span<const Cell> cells, std::uint32_t count) {
+        touched_.resize(cells.size());
+        for (std::size_t place = 0; place < cells.size(); ++place) {
+            words_[cells[place].index] = cells[place].bits;
+            touched_[place] = cells[place].index;
+        }
+        allowed_ = count;
+    }
+
     /// After `forbid_all`: allows a prepared set with `count` tokens, all inside the vocabulary. The words of the set must
     /// stay as they are until the next mask: where they can be, they are the mask, and nothing is copied.
     void allow_set(std::span<const std::uint32_t> set, std::uint32_t count) {
@@ -68,11 +86,6 @@ class MaskRow {
     [[nodiscard]] const std::vector<std::uint32_t>& touched() const { return touched_; }
 
   private:
-    [[nodiscard]] std::uint32_t filled(std::uint32_t index) const {
-        const std::uint32_t used = vocabulary_ - index * 32;
-        return used < 32 ? fill_ & ((std::uint32_t{1} << used) - 1) : fill_;
-    }
-
     /// A copy of the shared words, to be changed.
     void own() {
         std::copy(shared_.begin(), shared_.end(), words_);
@@ -93,10 +106,11 @@ class MaskRow {
         if (dense_ || fill != fill_ || touched_.size() > size / 4) {
             fill_ = fill;
             std::fill_n(words_, size, fill);
-            if (size > 0) words_[size - 1] = filled(size - 1);
         } else {
-            for (const std::uint32_t index : touched_) words_[index] = filled(index);
+            for (const std::uint32_t index : touched_) words_[index] = fill;
         }
+        // The last word may have bits that are no tokens.
+        if (vocabulary_ % 32 != 0) words_[size - 1] = fill & ((std::uint32_t{1} << (vocabulary_ % 32)) - 1);
         dense_ = false;
         touched_.clear();
         allowed_ = fill == 0 ? 0 : vocabulary_;

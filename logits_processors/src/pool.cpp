@@ -46,10 +46,10 @@ Pool::~Pool() {
     for (auto& helper : helpers_) helper.join();
 }
 
-void Pool::start(std::size_t count, std::function<void(std::size_t)> task, Wake wake) {
+void Pool::start(std::size_t count, Work work, Wake wake) {
     {
         const std::lock_guard lock(mutex_);
-        task_ = std::move(task);
+        work_ = std::move(work);
         count_ = count;
         share_ = std::clamp<std::size_t>(count / (4 * threads()), 1, 8);
         next_.store(0, std::memory_order_relaxed);
@@ -102,7 +102,7 @@ bool Pool::take_share() {
     const std::size_t first = next_.fetch_add(share_, std::memory_order_relaxed);
     if (first >= count_) return false;
     try {
-        for (std::size_t index = first; index < std::min(first + share_, count_); ++index) task_(index);
+        work_(first, std::min(first + share_, count_));
     } catch (...) {
         const std::lock_guard lock(mutex_);
         failure_ = std::current_exception();

@@ -27,8 +27,11 @@ class Pool {
     /// `join`, has been at it for much longer than that.
     enum class Wake { now, if_long };
 
-    /// Begins `task(0)` to `task(count - 1)`, in any order. Must be joined before the next start.
-    void start(std::size_t count, std::function<void(std::size_t)> task, Wake wake);
+    /// Does the tasks from `first` up to, but not including, `last`.
+    using Work = std::function<void(std::size_t first, std::size_t last)>;
+
+    /// Begins the tasks 0 to `count - 1`, some at a time and in any order. Must be joined before the next start.
+    void start(std::size_t count, Work work, Wake wake);
 
     /// Helps, and returns when all tasks of the last start are done. Throws what a task threw.
     void join();
@@ -42,7 +45,7 @@ class Pool {
 
     std::mutex mutex_;
     std::condition_variable started_, finished_;
-    std::function<void(std::size_t)> task_;
+    Work work_;
     std::size_t count_ = 0;
     /// How many tasks a thread takes at a time: they are short, and taking one costs too.
     std::size_t share_ = 1;

@@ -20,7 +20,7 @@ class CatalogMachine final : public Machine {
   public:
     CatalogMachine(std::shared_ptr<const Catalog> catalog, std::int64_t items, std::vector<Token> separator,
                    std::vector<Token> ends)
-        : catalog_(std::move(catalog)), items_(items), separator_(std::move(separator)), ends_(std::move(ends)) {
+        : catalog_(std::move(catalog)), items_(items), ends_(std::move(ends)), separator_(std::move(separator)) {
         reset();
     }
 
@@ -34,7 +34,7 @@ class CatalogMachine final : public Machine {
         switch (at_) {
             case At::block: {
                 const Block block = catalog_->block(place_);
-                const std::size_t child = block.find(token);
+                const std::size_t child = catalog_->child(block, token);
                 if (child < block.labels.size() && !is_used(block, child))
                     step_down(block, child);
                 else
@@ -115,12 +115,14 @@ class CatalogMachine final : public Machine {
         switch (block.kind(child)) {
             case Kind::inner:
                 at_ = At::block;
+                catalog_->prefetch_block(place_);
                 break;
             case Kind::leaf:
                 at_ = At::leaf;
                 break;
             case Kind::tail:
                 at_ = At::tail;
+                catalog_->prefetch_tail(place_);
                 break;
         }
     }
@@ -160,6 +162,7 @@ class CatalogMachine final : public Machine {
     }
 
     [[nodiscard]] const Used* used_of(const Block& block) const {
+        if (used_.empty()) return nullptr;
         const auto found = used_.find(block.place);
         return found == used_.end() ? nullptr : &found->second;
     }
@@ -176,12 +179,14 @@ class CatalogMachine final : public Machine {
 
     void mask_block(MaskRow& row) const {
         const Block block = catalog_->block(place_);
-        // The root is where most children are, and where every item begins.
-        if (place_ == catalog_->root().place && block.labels.size() > catalog_->root_mask().size() / 8 &&
-            catalog_->header().vocabulary <= row.vocabulary())
-            row.allow_set(catalog_->root_mask(), static_cast<std::uint32_t>(block.labels.size()));
+        const auto count = static_cast<std::uint32_t>(block.labels.size());
+        if (block.cells.empty() || catalog_->header().vocabulary > row.vocabulary())
+            for (std::size_t child = 0; child < count; ++child) row.allow(block.token(child));
+        else if (place_ == catalog_->root().place && count > catalog_->root_mask().size() / 8)
+            // The root is where most children are, and where every item begins.
+            row.allow_set(catalog_->root_mask(), count);
         else
-            for (std::size_t child = 0; child < block.labels.size(); ++child) row.allow(block.token(child));
+            row.allow_cells(block.cells, count);
         if (const Used* used = used_of(block))
             for (const std::uint32_t child : used->children) row.forbid(block.token(child));
         if (may_end_at(block)) allow_leaving(row);
@@ -194,18 +199,18 @@ class CatalogMachine final : public Machine {
             for (const Token end : ends_) row.allow(end);
     }
 
+    // In the order of how often they are needed, so that most steps read few cache lines.
     std::shared_ptr<const Catalog> catalog_;
-    std::int64_t items_;
-    std::vector<Token> separator_;
-    std::vector<Token> ends_;
-
     At at_ = At::block;
     /// Of a block or in the tails; in a separator, how many of its tokens have come.
     std::uint32_t place_ = 0;
+    std::int64_t items_;
     std::int64_t remaining_ = 0;
+    std::unordered_map<std::uint32_t, Used> used_;
+    std::vector<Token> ends_;
+    std::vector<Token> separator_;
     /// From the root to where the current entry has come; kept for lists only.
     std::vector<Step> path_;
-    std::unordered_map<std::uint32_t, Used> used_;
 };
 
 std::unique_ptr<Machine> make(const Arguments& arguments, const Setting& setting) {

@@ -17,8 +17,8 @@ from tests.unit.logits_processors.simulator import PersistentBatch, Request
 
 _FINGERPRINT = b"f" * 32
 _ENDS = [0, 33]
-_TOKENS = 34
-"""Of the tokenizer: more than a word of a mask holds."""
+_TOKENS = 90
+"""Of the tokenizer: more than two words of a mask hold."""
 _CATALOGS = 40
 _ROWS = 5
 
@@ -42,12 +42,16 @@ class World:
 
     @staticmethod
     def _make_catalog(folder: Path, name: str, choose: random.Random) -> frozenset[Tokens]:
-        """Few entries of few different tokens, so that they share their beginnings and lists use branches up."""
+        """Few entries of few different tokens, so that they share their beginnings and lists use branches up; some with
+        many different ones below the root or its children."""
         tokens = choose.sample(range(1, 20), choose.randint(2, 8))
         entries = {
             tuple(choose.choices(tokens, k=choose.choice([1, 1, 2, 3, 6])))
             for _ in range(choose.choice([1, 3, 12, 25]))
         }
+        if choose.random() < 0.2:
+            start: Tokens = tuple(tokens[: choose.choice([0, 1, 1, 2])])
+            entries |= {(*start, token) for token in choose.sample([*range(1, 20), *range(34, _TOKENS)], 45)}
         builder = CatalogBuilder(_TOKENS, _FINGERPRINT)
         builder.add([list(entry) for entry in entries])
         assert builder.write(str(folder / f"{name}.catalog")) == len(entries)
@@ -181,7 +185,7 @@ class Simulation:
 @given(
     seed=st.integers(0, 2**32),
     steps=st.integers(1, 16),
-    vocabulary=st.sampled_from([34, 40, 64, 65, 96]),
+    vocabulary=st.sampled_from([34, 64, 65, 90, 96, 130]),
     threads=st.sampled_from([1, 1, 2, 3]),
     is_async=st.booleans(),
 )

@@ -90,6 +90,77 @@ def test_a_placeholder_is_no_token_yet() -> None:
     assert allowed(batch) == set(range(_VOCABULARY)) - {1, 5}
 
 
+@pytest.mark.parametrize("length", [3, 200])
+@pytest.mark.parametrize("place", [0, 2, -70, -1])
+def test_a_token_that_has_become_another(length: int, place: int) -> None:
+    """Far back it is not looked for, but where it is found all before it is looked at too."""
+    batch, output = Batch(1000, 1, 1), list(range(300, 300 + length))
+    constraints = Constraints(None, _FINGERPRINT, lambda _: [])
+    batch.put(0, constraints.make({"no_repeat_ngram": {"size": 1}}, [_END]), output)
+    assert allowed(batch) == set(range(1000)) - set(output)
+    output[place % length] = 7
+    output[-1] = 8
+    assert allowed(batch) == set(range(1000)) - set(output)
+
+
+def test_the_memory_that_a_device_gets(constraints: Constraints) -> None:
+    """First the row of each mask, or -1, then the masks, whatever they are."""
+    capacity = 3
+    words = Batch.memory_words(_VOCABULARY, capacity)
+    memory = np.zeros(words + 16, np.int32)
+    aligned = memory[-memory.ctypes.data // 4 % 16 :][:words]
+    batch = Batch(_VOCABULARY, capacity, 1, aligned.ctypes.data)
+    for row, output in ((4, []), (1, [1]), (2, [1, 2])):
+        batch.put(row, constraints.make({"catalog": {"name": "few"}}, [_END]), output)
+    batch.remove(1)
+    batch.move(2, 0)
+    batch.read()
+    batch.finish()
+    assert batch.used_places == 3
+    assert aligned[:3].tolist() == [4, -1, 0]
+    for place, row in ((0, 4), (2, 0)):
+        begin = batch.masks_begin + place * batch.stride
+        mask = batch.mask(row)
+        assert aligned[begin : begin + len(mask) // 4].tobytes() == mask
+        assert begin + len(mask) // 4 <= batch.used_words
+    batch.remove(0)
+    assert batch.used_places == 1
+
+
+def test_a_shared_mask_reaches_a_device_too(tmp_path: Path) -> None:
+    """That of a root with many children is not copied into the row's own words, unless those are read elsewhere."""
+    vocabulary, tokens = 200, list(range(3, 120))
+    builder = CatalogBuilder(vocabulary, _FINGERPRINT)
+    builder.add([[token, 150] for token in tokens])
+    builder.write(str(tmp_path / "many.catalog"))
+    constraints = Constraints(str(tmp_path), _FINGERPRINT, lambda _: [])
+    words = Batch.memory_words(vocabulary, 1)
+    memory = np.zeros(words + 16, np.int32)
+    aligned = memory[-memory.ctypes.data // 4 % 16 :][:words]
+    batch, output = Batch(vocabulary, 1, 1, aligned.ctypes.data), list[int]()
+    batch.put(0, constraints.make({"catalog": {"name": "many"}}, [199]), output)
+    for output[:], wanted in (([], tokens), ([5], [150]), ([], tokens)):
+        assert allowed(batch) == set(wanted)
+        bits = np.unpackbits(aligned[batch.masks_begin :].view(np.uint8), bitorder="little")
+        assert bits.nonzero()[0].tolist() == wanted
+
+
+@pytest.mark.parametrize(("element", "bits", "infinity"), [("float32", 32, 0xFF800000), ("bfloat16", 16, 0xFF80)])
+def test_logits_that_are_larger_than_the_caches(
+    constraints: Constraints, element: str, bits: int, infinity: int
+) -> None:
+    rows, columns = 2 * 32 // bits, 9_000_001
+    batch = Batch(columns, rows, 2)
+    for row in range(rows):
+        batch.put(row, constraints.make({"catalog": {"name": "few"}}, [_END]), [1, 2] if row else [])
+    logits = np.full((rows, columns), 7, f"uint{bits}")
+    batch.read()
+    batch.apply(logits.ctypes.data, columns, rows, columns, element)
+    for row in range(rows):
+        assert (logits[row] == 7).nonzero()[0].tolist() == ([3, _END] if row else [1, 4])
+    assert (logits == infinity).sum() == rows * (columns - 2)
+
+
 def test_what_a_batch_refuses() -> None:
     batch = Batch(_VOCABULARY, 1, 1)
     batch.put(0, only_end([_END]), [])
