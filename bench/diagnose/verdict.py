@@ -2,8 +2,8 @@
 
 The reasons, in the order in which they count:
 1. A thread that never sleeps is at its ceiling: no event loop does more than its thread can. What counts is the time
-   that it ran or waited for a core, so that other work on the machine does not hide it. The threads of a Python process
-   are at theirs when they use one core together, since only one of them runs at a time.
+   that it ran or waited for a core (or until a CPU limit let it), so that other work on the machine does not hide it.
+   The threads of a Python process are at theirs when they use one core together, since only one of them runs at a time.
 2. Where the requests are, and where their time passes: the engine's own count of requests and its own times against
    those that the client sees.
 3. Where neither is seen, how latencies grow: an engine takes warm prompts in batches and a full engine lets requests
@@ -25,6 +25,7 @@ CEILING, EASY = 0.85, 0.6
 CROWDED = 0.25
 # Of a core: who wants it all and gets less shows nothing but that the machine is full.
 STARVED = 0.25
+_TAKEN = "other work on this machine, or a CPU limit, kept the rest from it"
 # Of the time, or of the requests: the engine's are most from the first on, others' up to the second.
 MOST, FEW = 0.75, 0.5
 # Of the concurrency's growth, in logarithms: how much of it the rate must follow, and how much of it a latency follows
@@ -102,7 +103,7 @@ def _client_hot(step: Step, frontend: "_Frontend", evidence: Sequence[str]) -> V
 def _decide(step: Step, growth: "_Growth", frontend: "_Frontend", engine: "_Engine") -> tuple[Kind, str, list[str]]:
     at = f"at {step.concurrency} streams"
     if frontend.is_starved:
-        return Kind.UNDECIDED, f"{at} {frontend.what} and got {frontend.got:.0%}: other work fills this machine", []
+        return Kind.UNDECIDED, f"{at} {frontend.what} and got {frontend.got:.0%}; {_TAKEN}", []
     if frontend.at_ceiling:
         if engine.is_limit:
             both = f"{at} {frontend.what}, but {engine.what}"
@@ -148,7 +149,7 @@ def _by_latencies(step: Step, growth: "_Growth") -> tuple[Kind, str, list[str]]:
 def _crowded(step: Step) -> list[str]:
     """A frontend that waits for a core is slow, but not by itself."""
     waits = max((process.busiest.wanted - process.busiest.on_cpu for process in step.serving), default=0.0)
-    return ["cores that the frontend need not share with other work"] if waits >= CROWDED else []
+    return ["a frontend with cores of its own and no lower CPU limit"] if waits >= CROWDED else []
 
 
 class _Growth:

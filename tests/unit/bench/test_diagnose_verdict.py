@@ -79,11 +79,13 @@ def test_a_thread_that_never_sleeps_is_the_frontends_limit() -> None:
 def test_what_counts_is_what_a_thread_wants_whatever_it_gets() -> None:
     crowded = judge(flat(frontend(0.97, got=0.4)))
     assert crowded.kind is Kind.FRONTEND
-    assert crowded.missing == ["cores that the frontend need not share with other work"]
+    assert crowded.missing == ["a frontend with cores of its own and no lower CPU limit"]
     assert any("its busiest thread waited 57% of the time for a core" in one for one in crowded.evidence)
     starved = judge(flat(frontend(0.97, got=0.1)))
     assert starved.kind is Kind.UNDECIDED
-    assert starved.reason.endswith("wanted 97% of a core and got 10%: other work fills this machine")
+    assert starved.reason.endswith(
+        "wanted 97% of a core and got 10%; other work on this machine, or a CPU limit, kept the rest from it"
+    )
     assert judge(flat(frontend(0.3, got=0.3))).kind is Kind.ENGINE
 
 
