@@ -114,7 +114,7 @@ async def token_cost(
     await client.connect(streams)
     asking = [asyncio.ensure_future(client.ask(one)) for one in asked]
     try:
-        await _until_open(upstream, streams, asking)
+        await _until_open(server, upstream, streams, asking)
         await asyncio.sleep(_SETTLE_SECONDS)
         began, before = server.cpu_time, upstream.stats()
         await asyncio.sleep(seconds)
@@ -155,7 +155,7 @@ async def burst(server: Server, upstream: Upstream, model: Model, streams: int, 
     await client.connect(streams)
     asking = [asyncio.ensure_future(client.ask(one)) for one in asked]
     try:
-        await _until_open(upstream, streams, asking)
+        await _until_open(server, upstream, streams, asking)
         await asyncio.sleep(_SETTLE_SECONDS)
         memory = server.memory_bytes - memory
         outcomes = await asyncio.gather(*asking)
@@ -238,7 +238,9 @@ class _Silent(asyncio.Protocol):
             self._transport.abort()
 
 
-async def _until_open(upstream: Upstream, streams: int, asking: Sequence[asyncio.Future[Outcome]]) -> None:
+async def _until_open(
+    server: Server, upstream: Upstream, streams: int, asking: Sequence[asyncio.Future[Outcome]]
+) -> None:
     """Until all streams are open upstream."""
     while (await asyncio.to_thread(upstream.stats)).streams < streams:
         if any(one.done() for one in asking):
@@ -246,7 +248,7 @@ async def _until_open(upstream: Upstream, streams: int, asking: Sequence[asyncio
             for one in asking:
                 one.cancel()
             if wrong:
-                raise WrongAnswer(wrong)
+                raise WrongAnswer(f"{server.name}: {wrong}")
             raise TooSlow(f"the first streams ended before all {streams} were open")
         await asyncio.sleep(_POLL_SECONDS)
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import uvloop
 
 from bench.compare import measures
-from bench.compare.measures import TooSlow
+from bench.compare.measures import Burst, RequestCost, TokenCost, TooSlow, WrongAnswer
 from bench.compare.servers import Server, running_bare, running_gateway, running_nginx, running_other
 from bench.compare.verdict import Results
 from bench.upstream.running import Upstream, running_upstream
@@ -83,64 +83,82 @@ def start(
 
 
 def measure(stage: Stage, sizes: Sizes, say: Callable[[str], None]) -> Results:
-    """All rounds; `say` is told how far they are. Raises `WrongAnswer`, `TooSlow`."""
-    results, one = Results(), _Measures(stage, sizes)
-    pair = [stage.nginx, stage.gateway]
-    answering = [stage.bare, stage.gateway, stage.nginx, *stage.others]
-    # A server's first requests load what is loaded once.
-    for server in answering:
-        uvloop.run(measures.request_cost(server, stage.bench, 100, 4))
-    for number in range(sizes.rounds):
-        about = f"round {number + 1} of {sizes.rounds}"
-        if "burst" in sizes.parts and number < _MOST_BURSTS:
-            say(f"{about}, bursts")
-            _in_turn(number, pair, results.bursts, one.burst)
-        if "token" in sizes.parts:
-            say(f"{about}, tokens")
-            _in_turn(number, [*pair, *stage.others], results.tokens, one.token)
-        if "request" in sizes.parts:
-            say(f"{about}, requests")
-            _in_turn(number, answering, results.requests, one.request)
-        if "slow" in sizes.parts and number < _MOST_SLOW:
-            say(f"{about}, slow readers")
-            results.slow_readers.append(one.slow_readers())
-    if "growth" in sizes.parts:
-        say(f"{sizes.growth_requests} requests")
-        results.growth_bytes, results.growth_requests = one.growth(), sizes.growth_requests
+    """All rounds; `say` is told how far they are. A part in which something goes wrong is not measured again: the
+    results tell what it was."""
+    rounds = _Rounds(stage, sizes)
+    every, last = range(sizes.rounds), sizes.rounds - 1
+    parts: dict[str, tuple[range, Callable[[int], None]]] = {
+        "burst": (every[:_MOST_BURSTS], rounds.burst),
+        "token": (every, rounds.token),
+        "request": (every, rounds.request),
+        "slow": (every[:_MOST_SLOW], rounds.slow_readers),
+        "growth": (every[last:], rounds.growth),
+    }
+    results = rounds.results
+    rounds.warm_up()
+    for number in every:
+        for part, (turns, measure_one) in parts.items():
+            if part not in sizes.parts or number not in turns or part in results.problems:
+                continue
+            say(f"round {number + 1} of {sizes.rounds}, {part}")
+            try:
+                measure_one(number)
+            except (WrongAnswer, TooSlow) as problem:
+                results.problems[part] = str(problem)
     return results
 
 
-class _Measures:
-    """One measure each, in an event loop of its own."""
+class _Rounds:
+    """One round of each part, by its number; every measure has an event loop of its own."""
 
     def __init__(self, stage: Stage, sizes: Sizes) -> None:
+        self.results = Results()
         self._stage = stage
         self._sizes = sizes
+        self._streaming = [stage.nginx, stage.gateway, *stage.others]
+        self._answering = [stage.bare, *self._streaming]
 
-    def burst(self, server: Server) -> measures.Burst:
+    def warm_up(self) -> None:
+        """A server's first requests load what is loaded once."""
+        for server in self._answering:
+            uvloop.run(measures.request_cost(server, self._stage.bench, 100, 4))
+
+    def burst(self, number: int) -> None:
         stage, streams = self._stage, self._sizes.burst
-        return _run(lambda patience: measures.burst(server, stage.upstream, stage.slow, streams, patience))
 
-    def token(self, server: Server) -> measures.TokenCost:
+        def one(server: Server) -> Burst:
+            return _run(lambda patience: measures.burst(server, stage.upstream, stage.slow, streams, patience))
+
+        # The others serve one model, whose tokens are too many for so many streams.
+        _in_turn(number, [stage.nginx, stage.gateway], self.results.bursts, one)
+
+    def token(self, number: int) -> None:
         stage, streams, seconds = self._stage, self._sizes.streams, self._sizes.seconds
-        return _run(
-            lambda patience: measures.token_cost(server, stage.upstream, stage.bench, streams, seconds, patience)
-        )
 
-    def request(self, server: Server) -> measures.RequestCost:
-        return uvloop.run(measures.request_cost(server, self._stage.bench, self._sizes.requests, _CONCURRENCY))
-
-    def slow_readers(self) -> measures.SlowReaders:
-        stage, sizes = self._stage, self._sizes
-        return uvloop.run(
-            measures.slow_readers(
-                stage.gateway, stage.bench, stage.flood, sizes.streams, sizes.slow_readers, sizes.seconds
+        def one(server: Server) -> TokenCost:
+            return _run(
+                lambda patience: measures.token_cost(server, stage.upstream, stage.bench, streams, seconds, patience)
             )
-        )
 
-    def growth(self) -> int:
+        _in_turn(number, self._streaming, self.results.tokens, one)
+
+    def request(self, number: int) -> None:
+        def one(server: Server) -> RequestCost:
+            return uvloop.run(measures.request_cost(server, self._stage.bench, self._sizes.requests, _CONCURRENCY))
+
+        _in_turn(number, self._answering, self.results.requests, one)
+
+    def slow_readers(self, number: int) -> None:
+        stage, sizes = self._stage, self._sizes
+        measured = measures.slow_readers(
+            stage.gateway, stage.bench, stage.flood, sizes.streams, sizes.slow_readers, sizes.seconds
+        )
+        self.results.slow_readers.append(uvloop.run(measured))
+
+    def growth(self, number: int) -> None:
         stage, count = self._stage, self._sizes.growth_requests
-        return uvloop.run(measures.memory_growth(stage.gateway, stage.bench, count, _CONCURRENCY))
+        gained = uvloop.run(measures.memory_growth(stage.gateway, stage.bench, count, _CONCURRENCY))
+        self.results.growth_bytes, self.results.growth_requests = gained, count
 
 
 def _in_turn(

@@ -31,6 +31,8 @@ class Results:
     requests: dict[str, list[RequestCost]] = field(default_factory=dict)
     bursts: dict[str, list[Burst]] = field(default_factory=dict)
     slow_readers: list[SlowReaders] = field(default_factory=list)
+    problems: dict[str, str] = field(default_factory=dict)
+    """By the part of the comparison that could not be measured to its end."""
     growth_bytes: int | None = None
     growth_requests: int = 0
 

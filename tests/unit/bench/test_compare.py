@@ -182,3 +182,12 @@ def test_the_whole_comparison_in_a_tiny_size(tmp_path: Path, capsys: pytest.Capt
     assert ElementTree.parse(plot).getroot().tag == f"{_SVG}svg"
     shown = capsys.readouterr().out
     assert shown.index("per streamed token") < shown.index("Ratios") < shown.index("gateway / nginx")
+
+
+def test_a_part_that_goes_wrong_is_told_and_the_others_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    # More at once than the gateway lets run and wait.
+    flags = ["--rounds", "1", "--only", "burst", "--burst", "1400", "--only", "request", "--requests", "20"]
+    assert main(["compare", *flags]) == 1
+    shown = capsys.readouterr()
+    assert "bench compare: burst was not measured to its end: gateway: status 429" in shown.err
+    assert "CPU per request of 4 KB, gateway / bare FastAPI" in shown.out
