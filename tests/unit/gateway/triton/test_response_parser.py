@@ -13,10 +13,10 @@ EVENTS = [b'{"text_output":"a"}', b'{"text_output":"\\n\\n data: x"}', '{"text_o
 BODY = b"".join(b"data: " + event + b"\n\n" for event in EVENTS)
 
 
-def chunked(body: bytes, *cuts: int, trailer: bytes = b"") -> bytes:
+def chunked(body: bytes, *cuts: int, trailer: bytes = b"", extension: bytes = b";ext=1") -> bytes:
     places = [0, *sorted(cuts), len(body)]
     chunks = [body[a:b] for a, b in itertools.pairwise(places) if b > a]
-    coded = b"".join(b"%x;ext=1\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks)
+    coded = b"".join(b"%x%s\r\n%s\r\n" % (len(chunk), extension, chunk) for chunk in chunks)
     return b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + coded + b"0\r\n" + trailer + b"\r\n"
 
 
@@ -34,7 +34,8 @@ def parse(data: bytes, cuts: list[int]) -> ResponseParser:
 
 @given(st.lists(st.integers(0, len(BODY)), max_size=8), st.data())
 def test_every_cut_gives_the_same_events(chunk_cuts: list[int], data: st.DataObject) -> None:
-    raw = chunked(BODY, *chunk_cuts, trailer=data.draw(st.sampled_from([b"", b"X: y\r\n"])))
+    trailer = data.draw(st.sampled_from([b"", b"X: y\r\n"]))
+    raw = chunked(BODY, *chunk_cuts, trailer=trailer, extension=data.draw(st.sampled_from([b"", b";ext=1"])))
     read_cuts = data.draw(st.lists(st.integers(0, len(raw)), max_size=12))
     parser = parse(raw, read_cuts)
     assert parser.events == EVENTS
@@ -106,3 +107,51 @@ def test_a_great_many_events_of_one_read_are_taken_in_parts() -> None:
     parts = list(iter(parser.take, []))
     assert [len(part) for part in parts] == [EVENTS_AT_ONCE] * 3 + [1]
     assert [event for part in parts for event in part] == events
+
+
+class _ByTheRules(ResponseParser):
+    """Without the short way for a read that is one event."""
+
+    def _take_one(self, data: bytes) -> bool:
+        return False
+
+
+_READS = st.lists(
+    st.sampled_from(
+        [
+            b"10\r\ndata: 12345678\n\n\r\n",
+            b"0f\r\ndata: 12345678\n\n\r\n",
+            b"11\r\ndata: 12345678\n\n\r\n",
+            b"+10\r\ndata: 12345678\n\n\r\n",
+            b"10;a=b\r\ndata: 12345678\n\n\r\n",
+            b"10\r\ndata: 1234\n678\n\n\r\n",
+            b"10\r\nevent:12345678\n\n\r\n",
+            b"10\r\ndata: 12345678\n\nxx",
+            b"8\r\ndata: 1\n\r\n",
+            b"a\r\ndata: 12",
+            b"\n\n\r\n",
+            b"\r\ndata: 1\n\n\r\n",
+            b"0\r\n",
+            b"X: y\r\n",
+            b"\r\n",
+        ]
+    ),
+    max_size=5,
+)
+
+
+@given(st.sampled_from([200, 400]), _READS)
+def test_the_short_way_of_one_event_changes_nothing(status: int, reads: list[bytes]) -> None:
+    outcomes = []
+    for kind in (ResponseParser, _ByTheRules):
+        parser, came = kind(), []
+        parser.feed(b"HTTP/1.1 %d X\r\nTransfer-Encoding: chunked\r\n\r\n" % status)
+        try:
+            for read in reads:
+                parser.feed(read)
+                came += parser.take()
+            said = ""
+        except ProtocolError as error:
+            said = str(error)
+        outcomes.append((came, said, parser.done, parser.error_body))
+    assert outcomes[0] == outcomes[1]
