@@ -1,4 +1,4 @@
-"""The sink over ASGI: what can be written at once is, by whoever has it; what must wait is the rest of the same send."""
+"""The sink over ASGI: what can be written at once is, whoever has it; what must wait is the rest of the same send."""
 
 import asyncio
 
