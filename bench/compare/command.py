@@ -121,7 +121,7 @@ def main(arguments: argparse.Namespace) -> int:
             results = measure(stage, sizes, say)
         stats = stage.upstream.stats()
     judged = judge(results)
-    shown = [tables.costs(results), tables.ratios(judged)]
+    shown = [table for table in (tables.costs(results), tables.ratios(judged)) if table.rows]
     late = 100 * stats.late_tokens / max(stats.tokens, 1)
     about = (
         f"{_machine()}; {sizes.rounds} rounds. The byte source itself takes {stats.cpu_microseconds_per_token:.1f} µs "
@@ -130,7 +130,7 @@ def main(arguments: argparse.Namespace) -> int:
     console = Console()
     if not console.is_terminal:
         console = Console(width=_WIDTH)
-    console.print(_shown(shown[0]), about, _shown(shown[1]), highlight=False)
+    console.print(about, *map(_shown, shown), highlight=False)
     if arguments.json:
         whole = {"measures": asdict(results), "ratios": [asdict(one) for one in judged], "byte_source": asdict(stats)}
         arguments.json.write_text(json.dumps(whole, indent=1), encoding="utf-8")

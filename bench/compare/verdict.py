@@ -16,8 +16,9 @@ REQUEST_TARGET = 1.0
 BURST_TARGET = 3.0
 STREAM_KB_TARGET = 40.0
 SLOWED_TARGET = 1.5
-SLOW_READER_KB_TARGET = 256.0
-"""Of one that reads nothing: 64 KiB read ahead from upstream, 64 KiB written ahead, and as much between them."""
+SLOW_READER_KB_TARGET = 1024.0
+"""Of one that reads nothing: one read from upstream (256 KiB at most, after which reading pauses), as the bytes that
+came, as events, as chunks and in the transport."""
 GROWTH_KB_TARGET = 2048.0
 MOST_JOINED = 0.1
 """The share of a round's tokens that may come in one read with another."""
