@@ -59,6 +59,14 @@ def read(connection: socket.socket) -> ResponseParser:
     return parser
 
 
+def events(answer: ResponseParser) -> list[bytes]:
+    """All of them; of a great many the parser gives a part at a time."""
+    taken: list[bytes] = []
+    while some := answer.take():
+        taken += some
+    return taken
+
+
 def ask(upstream: Upstream, path: str, body: bytes = b"", method: str = "POST") -> ResponseParser:
     with connect(upstream) as connection:
         connection.sendall(request(path, body, method))
@@ -70,7 +78,7 @@ def generate(prompt: str, tokens: int | None) -> bytes:
 
 
 def deltas(answer: ResponseParser) -> list[Delta]:
-    return [parse_response(event) for event in answer.take()]
+    return [parse_response(event) for event in events(answer)]
 
 
 @pytest.mark.parametrize("model", [FAST, PACED])
@@ -99,7 +107,7 @@ def test_triton_format_is_read_by_the_gateway(upstream: Upstream, model: Model, 
 )
 def test_openai_format(upstream: Upstream, body: bytes, tokens: int) -> None:
     for path in (CHAT, f"/{FAST.name}{CHAT}?x=1"):
-        role, *others, done = ask(upstream, path, body).take()
+        role, *others, done = events(ask(upstream, path, body))
         assert json.loads(role)["choices"][0]["delta"] == {"role": "assistant", "content": ""}
         assert done == b"[DONE]"
         choices = [json.loads(event)["choices"][0] for event in others]
@@ -130,7 +138,7 @@ def test_a_connection_carries_many_requests_also_ahead(upstream: Upstream) -> No
     with connect(upstream) as connection:
         for _ in range(3):
             connection.sendall(request(CHAT, b'{"max_tokens":2}'))
-            assert len(read(connection).take()) == 4
+            assert len(events(read(connection))) == 4
     with connect(upstream) as connection:
         pieces = (
             request(GENERATE.format(PACED.name), generate("Hello", 4)) + request("/nothing") + request("/v2/health")
