@@ -11,7 +11,7 @@ _LEAST = 0.02
 
 HEADER = (
     f"{'streams':>9}{'answers':>9}{'failed':>8}{'req/s':>9}{'tok/s':>9}{'TTFT p50':>11}{'p99':>10}"
-    f"{'ITL p50':>10}{'p99':>10}{'frontend':>10}{'load':>7}"
+    f"{'ITL mean':>10}{'p99':>10}{'frontend':>10}{'load':>7}"
 )
 
 
@@ -21,7 +21,7 @@ def row(step: Step) -> str:
     return (
         f"{step.concurrency:>9}{step.completed:>9}{step.failed:>8}{step.requests_per_second:>9,.1f}"
         f"{step.tokens_per_second:>9,.0f}{milliseconds(step.ttft.p50):>11}{milliseconds(step.ttft.p99):>10}"
-        f"{milliseconds(step.itl.p50):>10}{milliseconds(step.itl.p99):>10}"
+        f"{milliseconds(step.itl.mean):>10}{milliseconds(step.itl.p99):>10}"
         f"{'unseen' if thread is None else f'{thread:.0%}':>10}{step.client:>7.0%}"
     )
 
