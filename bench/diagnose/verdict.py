@@ -213,12 +213,12 @@ def _frontend(step: Step) -> _Frontend:
         return _Frontend(sentence="The frontend's CPU was not seen.")
     share, process = max(((_share(one), one) for one in step.serving), key=lambda pair: pair[0])
     thread = process.busiest
-    name = f"process {process.pid} ({process.name})"
-    what = f"the frontend's busiest thread ({thread.name} of {name}) wanted {thread.wanted:.0%} of a core"
+    name = f"process {process.pid}, {process.name}"
+    what = f"the frontend's busiest thread ({name}, thread {thread.name}) wanted {thread.wanted:.0%} of a core"
     if thread.wanted < CEILING <= share:
         what = (
-            f"the {len(process.threads)} threads of {name} together used {process.on_cpu:.0%} of one core, which is "
-            "all that Python's lock lets them have"
+            f"the {len(process.threads)} threads of the frontend's busiest process ({name}) together used "
+            f"{process.on_cpu:.0%} of one core, which is all that Python's lock lets them have"
         )
     return _Frontend(True, share >= CEILING, share <= EASY, what, _idle_rest(step, process), process.on_cpu)
 

@@ -69,8 +69,8 @@ def test_a_thread_that_never_sleeps_is_the_frontends_limit() -> None:
     found = judge(flat(frontend(0.97)))
     assert found.kind is Kind.FRONTEND
     assert found.sentence == (
-        "frontend-bound: at 32 streams the frontend's busiest thread (thread-0 of process 7 (uvicorn)) wanted 97% of a "
-        "core, while the rate no longer grew (1,000 to 1,050 tokens/s from 8 streams on)."
+        "frontend-bound: at 32 streams the frontend's busiest thread (process 7, uvicorn, thread thread-0) wanted "
+        "97% of a core, while the rate no longer grew (1,000 to 1,050 tokens/s from 8 streams on)."
     )
     assert "Meanwhile 3 of 4 cores were mostly idle." in found.evidence
     assert found.missing == []
@@ -92,7 +92,10 @@ def test_what_counts_is_what_a_thread_wants_whatever_it_gets() -> None:
 def test_pythons_lock_is_a_limit_of_all_threads_together() -> None:
     found = judge(flat(frontend(0.4, 0.35, 0.2)))
     assert found.kind is Kind.FRONTEND
-    assert "the 3 threads of process 7 (uvicorn) together used 95% of one core" in found.reason
+    assert (
+        "the 3 threads of the frontend's busiest process (process 7, uvicorn) together used 95% of one core"
+        in found.reason
+    )
     # Threads of another language share nothing, and threads of Python that run native code want more than one core.
     assert judge(flat(frontend(0.4, 0.35, 0.2, python=False))).kind is Kind.ENGINE
     assert judge(flat(frontend(0.5, 0.5, 0.5))).kind is Kind.ENGINE
