@@ -45,8 +45,9 @@ std::vector<Cell> cells_of(std::span<const std::uint32_t> labels) {
     std::vector<Cell> cells;
     for (const std::uint32_t label : labels) {
         const Token token = label & kLabelToken;
-        if (cells.empty() || cells.back().index != token / 32) cells.push_back({token / 32, 0});
-        cells.back().bits |= std::uint32_t{1} << (token % 32);
+        const std::uint32_t index = token / 32 / Cell::kWords;
+        if (cells.empty() || cells.back().index != index) cells.push_back({index, {}});
+        cells.back().words[token / 32 % Cell::kWords] |= std::uint32_t{1} << (token % 32);
     }
     return cells;
 }
@@ -119,7 +120,7 @@ void Catalog::check_structure() {
         std::size_t end = place + 1 + 2 * children;
         if (children >= kManyChildren) {
             require(end < blocks_.size() && blocks_[place + 1] <= children);
-            end += 1 + 2 * std::size_t{blocks_[place + 1]};
+            end += 1 + kCellSize * std::size_t{blocks_[place + 1]};
         }
         require(end <= blocks_.size());
         const Block one = block(static_cast<std::uint32_t>(place));
@@ -153,7 +154,8 @@ void Catalog::check_structure() {
         require(tail(static_cast<std::uint32_t>(place)).first < head.vocabulary);
 
     root_mask_.resize(MaskRow::words_for(head.vocabulary));
-    for (const auto& [index, bits] : cells_of(root().labels)) root_mask_[index] = bits;
+    for (const std::uint32_t label : root().labels)
+        root_mask_[(label & kLabelToken) / 32] |= std::uint32_t{1} << ((label & kLabelToken) % 32);
     for (std::uint32_t rank = 0; const std::uint32_t word : root_mask_) {
         root_ranks_.push_back(rank);
         rank += static_cast<std::uint32_t>(std::popcount(word));

@@ -3,7 +3,7 @@
 // The file, in little-endian, is a Header followed by three parts:
 //   blocks         32-bit words. A node with children is a block: one word with the number of children and, in its top bit,
 //                  whether an entry ends here; where there are many children, what they are as a mask, which is the number
-//                  of its words that are not zero and the Cell of each; the children's labels in the order of their
+//                  of its cells that are not zero and each Cell; the children's labels in the order of their
 //                  tokens; and as many pointers. A label is a token and, in its top two bits, the child's Kind. Blocks
 //                  come after those of their children; the root is the last one.
 //   continuations  32-bit words: the tokens with which entries go on where others end, in order.
@@ -59,8 +59,10 @@ inline constexpr std::uint32_t kLabelToken = (1u << kKindShift) - 1;
 
 /// From so many children on, a block has cells.
 inline constexpr std::size_t kManyChildren = 32;
+/// In words.
+inline constexpr std::size_t kCellSize = sizeof(Cell) / 4;
 
-/// The tokens of labels, which are in order, as a mask.
+/// The tokens of labels, which are in order, as a mask without the cells that are zero.
 std::vector<Cell> cells_of(std::span<const std::uint32_t> labels);
 
 /// Of bytes that are a multiple of 4 long but for the last call's.
@@ -146,7 +148,7 @@ inline Block Catalog::block(std::uint32_t place) const {
     std::span<const Cell> cells;
     if (children >= kManyChildren) {
         cells = {reinterpret_cast<const Cell*>(labels + 1), *labels};
-        labels += 1 + 2 * cells.size();
+        labels += 1 + kCellSize * cells.size();
     }
     return {place, (blocks_[place] & kEntryEnds) != 0, {labels, children}, {labels + children, children}, cells};
 }

@@ -93,12 +93,15 @@ CatalogBuilder::Node CatalogBuilder::build(std::size_t first, std::size_t last, 
         start = stop;
     }
     const std::size_t place = blocks_.size();
-    if (place + 2 + 4 * labels.size() > kMostWords) throw CatalogError("has more entries than one file can hold");
+    if (place + 2 + (2 + kCellSize) * labels.size() > kMostWords) throw CatalogError("has more entries than one file can hold");
     blocks_.push_back(static_cast<std::uint32_t>(labels.size()) | (entry_ends ? kEntryEnds : 0));
     if (labels.size() >= kManyChildren) {
         const auto cells = cells_of(labels);
         blocks_.push_back(static_cast<std::uint32_t>(cells.size()));
-        for (const auto& [index, bits] : cells) blocks_.insert(blocks_.end(), {index, bits});
+        for (const auto& [index, words] : cells) {
+            blocks_.push_back(index);
+            blocks_.insert(blocks_.end(), words.begin(), words.end());
+        }
     }
     blocks_.insert(blocks_.end(), labels.begin(), labels.end());
     blocks_.insert(blocks_.end(), pointers.begin(), pointers.end());

@@ -48,6 +48,14 @@ void write_word(Word* columns, std::uint32_t word, std::size_t count, Word minus
         columns[place] = (word & kBits[place]) != 0 ? columns[place] : minus_infinity;
 }
 
+/// Calls `each` with the index of each word of the cells that differ from the others.
+template <typename Each>
+void for_each_touched(const MaskRow& mask, Each each) {
+    const auto size = static_cast<std::uint32_t>(mask.words().size());
+    for (const std::uint32_t cell : mask.touched())
+        for (std::uint32_t index = Cell::kWords * cell; index < std::min(Cell::kWords * (cell + 1), size); ++index) each(index);
+}
+
 template <typename Word>
 void write_row(Word* row, const MaskRow& mask, Word minus_infinity, bool is_streaming) {
     const auto words = mask.words();
@@ -59,18 +67,20 @@ void write_row(Word* row, const MaskRow& mask, Word minus_infinity, bool is_stre
         return;
     }
     if (mask.allows_the_rest()) {
-        for (const std::uint32_t index : mask.touched())
+        for_each_touched(mask, [&](std::uint32_t index) {
             write_word(row + index * 32, words[index], std::min(columns - index * 32, 32u), minus_infinity);
+        });
         return;
     }
     // What is allowed is kept and put back: few values, where the rest is one long fill.
     thread_local std::vector<std::pair<std::uint32_t, Word>> kept;
     kept.clear();
-    for (const std::uint32_t index : mask.touched())
+    for_each_touched(mask, [&](std::uint32_t index) {
         for (std::uint32_t word = words[index]; word != 0; word &= word - 1) {
             const std::uint32_t column = index * 32 + static_cast<std::uint32_t>(std::countr_zero(word));
             kept.emplace_back(column, row[column]);
         }
+    });
     fill(row, columns, minus_infinity, is_streaming);
     for (const auto& [column, value] : kept) row[column] = value;
 }

@@ -1,11 +1,12 @@
 // The mask of one row: which tokens may come next, one bit each in packed 32-bit words.
 //
-// A row remembers which of its words are not what they were filled with, so that the next mask costs by the tokens that
-// a machine names, not by the vocabulary.
+// A row remembers which of its cells, of four words each, are not what they were filled with, so that the next mask costs
+// by the tokens that a machine names, not by the vocabulary.
 
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <span>
 #include <vector>
 
@@ -13,10 +14,12 @@
 
 namespace constraints {
 
-/// A word of a mask that is not zero.
+/// So many words of a mask as one wide store has.
 struct Cell {
+    static constexpr std::uint32_t kWords = 4;
+
     std::uint32_t index;
-    std::uint32_t bits;
+    std::array<std::uint32_t, kWords> words;
 
     bool operator==(const Cell&) const = default;
 };
@@ -25,8 +28,8 @@ class MaskRow {
   public:
     MaskRow() = default;
 
-    /// `words` holds `words_for(vocabulary)` words, which this row alone writes from now on. `must_own`: its mask must be
-    /// in them whatever it is, since they are read elsewhere.
+    /// `words` holds `words_for(vocabulary)` words and the rest of their last cell, which this row alone writes from now
+    /// on. `must_own`: its mask must be in them whatever it is, since they are read elsewhere.
     MaskRow(std::uint32_t* words, std::uint32_t vocabulary, bool must_own)
         : words_(words), vocabulary_(vocabulary), must_own_(must_own) {}
 
@@ -59,8 +62,9 @@ class MaskRow {
     void allow_cells(std::span<const Cell> cells, std::uint32_t count) {
         touched_.resize(cells.size());
         for (std::size_t place = 0; place < cells.size(); ++place) {
-            words_[cells[place].index] = cells[place].bits;
-            touched_[place] = cells[place].index;
+            const Cell& cell = cells[place];
+            std::copy_n(cell.words.begin(), Cell::kWords, words_ + Cell::kWords * cell.index);
+            touched_[place] = cell.index;
         }
         allowed_ = count;
     }
@@ -79,9 +83,9 @@ class MaskRow {
         return shared_.empty() ? std::span<const std::uint32_t>(words_, words_for(vocabulary_)) : shared_;
     }
 
-    /// Whether all words but those of `touched` allow everything.
+    /// Whether all cells but those of `touched` allow everything.
     [[nodiscard]] bool allows_the_rest() const { return fill_ != 0 && !dense_; }
-    /// The words that differ from the others, if they are known: there are few.
+    /// The cells that differ from the others, if they are known: there are few.
     [[nodiscard]] bool is_sparse() const { return !dense_ && shared_.empty(); }
     [[nodiscard]] const std::vector<std::uint32_t>& touched() const { return touched_; }
 
@@ -96,18 +100,19 @@ class MaskRow {
 
     std::uint32_t& touch(std::uint32_t index) {
         if (!shared_.empty()) own();
-        if (!dense_ && (touched_.empty() || touched_.back() != index)) touched_.push_back(index);
+        const std::uint32_t cell = index / Cell::kWords;
+        if (!dense_ && (touched_.empty() || touched_.back() != cell)) touched_.push_back(cell);
         return words_[index];
     }
 
     void refill(std::uint32_t fill) {
         const std::uint32_t size = words_for(vocabulary_);
         shared_ = {};
-        if (dense_ || fill != fill_ || touched_.size() > size / 4) {
+        if (dense_ || fill != fill_ || touched_.size() > size / Cell::kWords / 4) {
             fill_ = fill;
             std::fill_n(words_, size, fill);
         } else {
-            for (const std::uint32_t index : touched_) words_[index] = fill;
+            for (const std::uint32_t cell : touched_) std::fill_n(words_ + Cell::kWords * cell, Cell::kWords, fill);
         }
         // The last word may have bits that are no tokens.
         if (vocabulary_ % 32 != 0) words_[size - 1] = fill & ((std::uint32_t{1} << (vocabulary_ % 32)) - 1);

@@ -181,6 +181,7 @@ class Simulation:
         return reference.allowed(request.output) & everything or set(_ENDS)
 
 
+@pytest.mark.timeout(600)
 @settings(max_examples=10_000)
 @given(
     seed=st.integers(0, 2**32),

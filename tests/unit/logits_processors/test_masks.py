@@ -80,6 +80,15 @@ def test_ngrams() -> None:
     assert allowed(batch) == set(range(_VOCABULARY)) - {1}
 
 
+def test_a_new_request_has_nothing_of_the_one_before_it_in_its_row(constraints: Constraints) -> None:
+    batch = Batch(_VOCABULARY, 1, 1)
+    batch.put(0, constraints.make({"catalog": {"name": "few"}}, [_END]), [1])
+    assert allowed(batch) == {2}
+    batch.put(0, constraints.make({"catalog": {"name": "few"}}, [_END]), [])
+    batch.finish()
+    assert np.frombuffer(batch.mask(0), np.uint32)[0] == (1 << 1) | (1 << 4)
+
+
 def test_a_placeholder_is_no_token_yet() -> None:
     batch, output = Batch(_VOCABULARY, 1, 1), [1, -1]
     constraints = Constraints(None, _FINGERPRINT, lambda _: [])
