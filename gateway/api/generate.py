@@ -390,12 +390,14 @@ class GenerateRoute(Generic[_Request]):
         choices = plan.request.n or 1
         headers = record.trace.headers() if record.trace else b""
         answers: list[Answer] = []
+        keeps_text = not plan.request.stream or translation.checks is not None
         generations: list[Generation] = []
         for number, prompt in enumerate(translation.prompts):
             places = translation.places(number)
             for choice in range(choices):
                 index = len(answers)
-                answers.append(Answer(index, number, translation.parser(), translation.thinking()))
+                parser, thinking = translation.parser(), translation.thinking()
+                answers.append(Answer(index, number, parser, thinking, keeps_text=keeps_text))
                 asked = GenerateRequest(
                     prompt,
                     for_choice(plan.sampling, choice),

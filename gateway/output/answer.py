@@ -60,6 +60,7 @@ class Message:
 class Answer:
     """One choice. `index` is its number among all choices, `prompt` that of its prompt; `parser` makes a
     message of the text, where it is more than content; `thinking` tells its tokens apart, where they are known.
+    `keeps_text`: `text` will be asked for; of a stream that a client does not read it would be the largest part.
     Counts are in tokens; a response of the engine says how many it adds. What was not asked of the engine stays empty
     or None."""
 
@@ -69,6 +70,8 @@ class Answer:
         prompt: int,
         parser: OutputParser | None = None,
         thinking: ThinkingTokens | None = None,
+        *,
+        keeps_text: bool = True,
     ) -> None:
         self.index = index
         self.prompt = prompt
@@ -77,7 +80,7 @@ class Answer:
         self.message = Message()
         self.events: list[Event] = []
         """What the last response, or the end, made certain of the message."""
-        self.parts: list[str] = []
+        self._parts: list[str] | None = [] if keeps_text else None
         self.begun = False
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
@@ -90,10 +93,12 @@ class Answer:
 
     @property
     def text(self) -> str:
-        return "".join(self.parts)
+        assert self._parts is not None
+        return "".join(self._parts)
 
     def add(self, delta: Delta) -> None:
-        self.parts.append(delta.text)
+        if self._parts is not None:
+            self._parts.append(delta.text)
         self.prompt_tokens = delta.prompt_tokens or self.prompt_tokens
         self.completion_tokens += delta.new_tokens
         self.finish_reason = delta.finish_reason or self.finish_reason
