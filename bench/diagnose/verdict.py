@@ -25,6 +25,10 @@ CEILING, EASY = 0.85, 0.6
 CROWDED = 0.25
 # Of a core: who wants it all and gets less shows nothing but that the machine is full.
 STARVED = 0.25
+# Where Triton runs a model of its Python backend: a Python process, so at its ceiling at one core. The engine's own
+# times leave it out.
+_STUB = "triton_python_backend_stub"
+_HOLDS = "a limit of requests in flight, a lock, the network or what stands between the two holds them"
 _TAKEN = "other work on this machine, or a CPU limit, kept the rest from it"
 # Of the time, or of the requests: the engine's are most from the first on, others' up to the second.
 MOST, FEW = 0.75, 0.5
@@ -111,7 +115,7 @@ def _decide(step: Step, growth: "_Growth", frontend: "_Frontend", engine: "_Engi
         return Kind.FRONTEND, f"{at} {frontend.what}{growth.addition}", []
     if engine.is_idle:
         how = f" although {frontend.what}" if frontend.is_easy else ""
-        why = ", so a limit of requests in flight, a lock or the network holds them" if frontend.is_easy else ""
+        why = f", so {_HOLDS}" if frontend.is_easy else ""
         return Kind.FRONTEND, f"{at} {engine.what}{how}{why}", []
     if engine.is_limit:
         told = f", and {frontend.what}" if frontend.is_seen else ""
@@ -264,6 +268,10 @@ class _Engine:
 
 def _engine(step: Step) -> _Engine:
     engine, sentence = step.engine, _engine_sentence(step)
+    for process in (*step.others, *(step.frontend or ())):
+        if process.name == _STUB and process.on_cpu >= CEILING:
+            what = f"Triton's process of the model ({process.pid}, {process.name}) used {process.on_cpu:.0%} of a core"
+            return _Engine(is_limit=True, what=what, sentence=sentence)
     if engine is not None:
         own = engine.ttft if step.regime is Regime.PREPROCESS else engine.itl
         seen = step.latency.mean

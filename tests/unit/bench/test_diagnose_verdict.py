@@ -59,7 +59,7 @@ def judged(*steps: Step) -> Verdict:
     return judge(steps)
 
 
-def flat(*processes: Process, **measured: float | Engine | Regime | None) -> list[Step]:
+def flat(*processes: Process, **measured: float | Engine | Sequence[Process] | None) -> list[Step]:
     """The rate no longer grows, and the latencies do."""
     first = step(8, 1000, *processes, ttft=20, itl=8)
     return [first, replace(step(32, 1050, *processes, ttft=80, itl=30), **measured)]  # type: ignore[arg-type]
@@ -150,7 +150,17 @@ def test_an_engine_that_waits_makes_it_the_frontend(regime: Regime, engine: Engi
     assert unseen.kind is Kind.FRONTEND
     easy = judge([replace(one, regime=regime) for one in flat(frontend(0.2), engine=engine)])
     assert easy.kind is Kind.FRONTEND
-    assert "a limit of requests in flight, a lock or the network" in easy.reason
+    assert "a limit of requests in flight, a lock, the network or what stands between" in easy.reason
+
+
+def test_tritons_own_process_is_not_in_the_engines_times() -> None:
+    stub = Process(9, "triton_python_backend_stub", [Thread("all threads", 0.97, 0.97)], 0, is_engine=True)
+    found = judge(flat(frontend(0.3), engine=Engine(itl=0.005), others=[stub]))
+    assert found.kind is Kind.ENGINE
+    assert "Triton's process of the model (9, triton_python_backend_stub) used 97% of a core" in found.reason
+    assert judge(flat(frontend(0.95), engine=Engine(itl=0.005), others=[stub])).kind is Kind.UNDECIDED
+    idle = replace(stub, threads=[Thread("all threads", 0.5, 0.5)])
+    assert judge(flat(frontend(0.3), engine=Engine(itl=0.005), others=[idle])).kind is Kind.FRONTEND
 
 
 def test_the_gpu_tells_where_the_engine_does_not() -> None:
