@@ -23,13 +23,13 @@ from bench.load.report import BUSY_SHARE
 CEILING, EASY = 0.85, 0.6
 # Of the time: who waits as long as that for a core shares it with too many.
 CROWDED = 0.25
-# Of a core: who wants it all and gets less shows nothing but that the machine is full.
+# Of a core: who wants it all, gets less, and sees another process get twice as much, shows nothing but that the machine
+# is full.
 STARVED = 0.25
 # Where Triton runs a model of its Python backend: a Python process, so at its ceiling at one core. The engine's own
 # times leave it out.
 _STUB = "triton_python_backend_stub"
 _HOLDS = "a limit of requests in flight, a lock, the network or what stands between the two holds them"
-_TAKEN = "other work on this machine, or a CPU limit, kept the rest from it"
 # Of the time, or of the requests: the engine's are most from the first on, others' up to the second.
 MOST, FEW = 0.75, 0.5
 # Of the concurrency's growth, in logarithms: how much of it the rate must follow, and how much of it a latency follows
@@ -106,8 +106,10 @@ def _client_hot(step: Step, frontend: "_Frontend", evidence: Sequence[str]) -> V
 
 def _decide(step: Step, growth: "_Growth", frontend: "_Frontend", engine: "_Engine") -> tuple[Kind, str, list[str]]:
     at = f"at {step.concurrency} streams"
-    if frontend.is_starved:
-        return Kind.UNDECIDED, f"{at} {frontend.what} and got {frontend.got:.0%}; {_TAKEN}", []
+    if frontend.starved_by is not None:
+        other = frontend.starved_by
+        rest = f"{other.name} ({other.pid}) got {other.on_cpu:.0%}, so it is the machine that is full"
+        return Kind.UNDECIDED, f"{at} {frontend.what} and got {frontend.got:.0%}; {rest}", []
     if frontend.at_ceiling:
         if engine.is_limit:
             both = f"{at} {frontend.what}, but {engine.what}"
@@ -198,7 +200,7 @@ def _exponent(small: float, large: float, first: float, last: float) -> float:
 @dataclass(frozen=True)
 class _Frontend:
     """Whether its busiest process is at its ceiling, or far from it; neither where none is seen. `got` is what that
-    process used of a core."""
+    process used of a core; `starved_by`: who kept a thread at its ceiling from more."""
 
     is_seen: bool = False
     at_ceiling: bool = False
@@ -206,10 +208,7 @@ class _Frontend:
     what: str = ""
     sentence: str = ""
     got: float = 1.0
-
-    @property
-    def is_starved(self) -> bool:
-        return self.at_ceiling and self.got < STARVED
+    starved_by: Process | None = None
 
 
 def _frontend(step: Step) -> _Frontend:
@@ -224,7 +223,11 @@ def _frontend(step: Step) -> _Frontend:
             f"the {len(process.threads)} threads of the frontend's busiest process ({name}) together used "
             f"{process.on_cpu:.0%} of one core, which is all that Python's lock lets them have"
         )
-    return _Frontend(True, share >= CEILING, share <= EASY, what, _idle_rest(step, process), process.on_cpu)
+    got, others = process.on_cpu, [*step.others, *(one for one in step.frontend or () if one.is_engine)]
+    taker = max(others, key=lambda one: one.on_cpu, default=None)
+    is_starved = share >= CEILING and got < STARVED and taker is not None and taker.on_cpu >= 2 * got
+    sentence = _idle_rest(step, process)
+    return _Frontend(True, share >= CEILING, share <= EASY, what, sentence, got, taker if is_starved else None)
 
 
 def _share(process: Process) -> float:

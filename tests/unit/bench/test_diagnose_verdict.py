@@ -81,12 +81,20 @@ def test_what_counts_is_what_a_thread_wants_whatever_it_gets() -> None:
     assert crowded.kind is Kind.FRONTEND
     assert crowded.missing == ["a frontend with cores of its own and no lower CPU limit"]
     assert any("its busiest thread waited 57% of the time for a core" in one for one in crowded.evidence)
-    starved = judge(flat(frontend(0.97, got=0.1)))
+    assert judge(flat(frontend(0.3, got=0.3))).kind is Kind.ENGINE
+
+
+def test_a_frontend_that_others_leave_no_core_shows_nothing() -> None:
+    greedy = Process(9, "cc1plus", [Thread("all threads", 0.8, 0.8)], 0)
+    starved = judge(flat(frontend(0.97, got=0.1), others=[greedy]))
     assert starved.kind is Kind.UNDECIDED
     assert starved.reason.endswith(
-        "wanted 97% of a core and got 10%; other work on this machine, or a CPU limit, kept the rest from it"
+        "wanted 97% of a core and got 10%; cc1plus (9) got 80%, so it is the machine that is full"
     )
-    assert judge(flat(frontend(0.3, got=0.3))).kind is Kind.ENGINE
+    # One of many that work as much is at its ceiling, and so is one with a CPU limit.
+    equal = replace(greedy, threads=[Thread("all threads", 0.15, 0.15)])
+    assert judge(flat(frontend(0.97, got=0.1), others=[equal])).kind is Kind.FRONTEND
+    assert judge(flat(frontend(0.97, got=0.1))).kind is Kind.FRONTEND
 
 
 def test_pythons_lock_is_a_limit_of_all_threads_together() -> None:
