@@ -115,7 +115,8 @@ def processes(first: procfs.Snapshot, last: procfs.Snapshot, pids: set[int]) -> 
             on_cpu = counter.on_cpu - (earlier.on_cpu if earlier else 0.0)
             waited = counter.waited - (earlier.waited if earlier else 0.0)
             threads.append(Thread(counter.name, on_cpu / span, (on_cpu + waited) / span))
-        is_python = "python" in now.program.rpartition("/")[2]
+        # Which program another user's process runs is not told.
+        is_python = "python" in (now.program or now.command.partition(" ")[0]).rpartition("/")[2]
         name = short_name(now.command, now.program)
         found.append(Process(pid, name, threads, now.rss, is_python, is_engine(now.command)))
     return found
