@@ -170,6 +170,15 @@ def test_logits_that_are_larger_than_the_caches(
     assert (logits == infinity).sum() == rows * (columns - 2)
 
 
+def test_a_row_that_moves_to_where_it_is_stays(constraints: Constraints) -> None:
+    batch = Batch(_VOCABULARY, 1, 1)
+    batch.put(0, constraints.make({"catalog": {"name": "few"}}, [_END]), [1])
+    batch.move(0, 0)
+    assert allowed(batch) == {2}
+    batch.swap(0, 0)
+    assert allowed(batch) == {2}
+
+
 def test_what_a_batch_refuses() -> None:
     batch = Batch(_VOCABULARY, 1, 1)
     batch.put(0, only_end([_END]), [])

@@ -1,5 +1,6 @@
-// A program for the sanitizers: batches whose rows come, go and move while other threads compute, catalogues of all
-// sizes, and files that somebody has made wrong with a right checksum. `driver FOLDER`. Exit code 0 if all was well.
+// A program for the sanitizers: rows of all sizes, batches whose rows come, go and move while other threads compute,
+// catalogues of all sizes, and files that somebody has made wrong with a right checksum. `driver FOLDER`. Exit code 0 if
+// all was well.
 
 #include <unistd.h>
 
@@ -109,6 +110,50 @@ void run_batches(const std::string& folder) {
     }
 }
 
+/// Rows of all sizes, against sets of tokens.
+void change_rows() {
+    for (int round = 0; round < 3000; ++round) {
+        const auto vocabulary = static_cast<std::uint32_t>(1 + below(600));
+        const std::uint32_t size = MaskRow::words_for(vocabulary);
+        const std::size_t memory = (size + Cell::kWords - 1) / Cell::kWords * Cell::kWords;
+        std::vector<std::uint32_t> words(memory, 0xdeadbeef), set;
+        MaskRow row(words.data(), vocabulary, below(2) == 0);
+        for (int mask = 0; mask < 6; ++mask) {
+            std::set<Token> allowed;
+            if (below(3) == 0) {
+                row.allow_all();
+                for (Token token = 0; token < vocabulary; ++token) allowed.insert(allowed.end(), token);
+            } else {
+                row.forbid_all();
+                if (below(2) == 0) {
+                    for (std::size_t number = below(40); number > 0; --number)
+                        allowed.insert(static_cast<Token>(below(vocabulary)));
+                    const auto cells = cells_of(std::vector<std::uint32_t>(allowed.begin(), allowed.end()));
+                    set.assign(size, 0);
+                    for (const Token token : allowed) set[token / 32] |= std::uint32_t{1} << (token % 32);
+                    if (below(2) == 0)
+                        row.allow_cells(cells, static_cast<std::uint32_t>(allowed.size()));
+                    else
+                        row.allow_set(set, static_cast<std::uint32_t>(allowed.size()));
+                }
+            }
+            for (std::size_t number = below(30); number > 0; --number) {
+                const auto token = static_cast<Token>(below(vocabulary + 3));
+                if (below(2) == 0) {
+                    row.forbid(token);
+                    allowed.erase(token);
+                } else {
+                    row.allow(token);
+                    if (token < vocabulary) allowed.insert(token);
+                }
+            }
+            require(row.allowed() == allowed.size(), "not as many tokens as are allowed");
+            for (Token token = 0; token < 32 * size; ++token)
+                require((row.words()[token / 32] >> (token % 32) & 1) == allowed.count(token), "another mask");
+        }
+    }
+}
+
 std::string read_file(const std::string& path) {
     std::ifstream file(path, std::ios::binary);
     return {std::istreambuf_iterator<char>(file), {}};
@@ -175,6 +220,7 @@ int main(int count, char** arguments) {
         const Catalog catalog(path);
         for (const auto& entry : entries) require(catalog.contains(entry), "an entry is missing");
     }
+    change_rows();
     run_batches(folder);
     open_hostile_files(folder);
     return 0;
