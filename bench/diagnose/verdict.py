@@ -313,5 +313,8 @@ def _engine_sentence(step: Step) -> str:
 
 
 def milliseconds(seconds: float) -> str:
+    """A dash where there was nothing to measure, as between the tokens of answers of one token."""
+    if not seconds:
+        return "-"
     value = seconds * 1000
     return f"{value:.2f} ms" if value < 10 else f"{value:,.0f} ms"
