@@ -63,6 +63,26 @@ def test_where_nothing_is_allowed_the_end_is_and_it_is_counted(constraints: Cons
     assert batch.dead_ends == 1
 
 
+@pytest.mark.parametrize(
+    ("items", "output"),
+    [
+        # An entry a second time, another one after the last, a separator without an entry, a way that no entry goes.
+        (3, [4, _COMMA, 4]),
+        (2, [4, _COMMA, 1, 2, _COMMA]),
+        (2, [4, _COMMA, _COMMA]),
+        (2, [1, 4]),
+    ],
+)
+def test_after_a_token_that_no_mask_allowed_only_the_end_is(
+    constraints: Constraints, items: int, output: list[int]
+) -> None:
+    batch = Batch(_VOCABULARY, 1, 1)
+    wanted = {"catalog": {"name": "few", "items": items, "separator": ","}}
+    batch.put(0, constraints.make(wanted, [_END]), output)
+    assert allowed(batch) == {_END}
+    assert batch.dead_ends == 1
+
+
 def test_without_an_end_everything_is_allowed_there() -> None:
     batch = Batch(_VOCABULARY, 2, 1)
     batch.put(0, only_end([]), [])
