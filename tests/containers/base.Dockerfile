@@ -1,10 +1,8 @@
 # What stands in for the images that the project starts from, where no registry can be reached: Debian's packages.
 ARG ROOT=bootstrapped
 FROM ${ROOT} AS python
-# Whom the machine trusts, and what python:3.11-slim has beside Debian's own Python.
+# Whom the machine trusts.
 COPY ca-certificates.crt /etc/ssl/certs/ca-certificates.crt
-RUN apt-get update && apt-get install -y --no-install-recommends libpython3.11 python3-dev \
-    && rm -rf /var/lib/apt/lists/*
 
 FROM python AS monitoring
 RUN apt-get update && apt-get install -y --no-install-recommends prometheus prometheus-alertmanager \

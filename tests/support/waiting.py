@@ -9,11 +9,14 @@ _LIMIT_SECONDS = 90
 
 
 def wait_for(
-    condition: Callable[[], _Value | None], what: str = "what must come to hold", seconds: float = _LIMIT_SECONDS
+    condition: Callable[[], _Value | None],
+    what: str = "what must come to hold",
+    seconds: float = _LIMIT_SECONDS,
+    pause: float = 0.02,
 ) -> _Value:
-    """The condition's value, once it is true."""
+    """The condition's value, once it is true; it is tried again after `pause` seconds."""
     give_up_at = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < give_up_at, f"waited too long for {what}"
-        time.sleep(0.02)
+        time.sleep(pause)
     return value
