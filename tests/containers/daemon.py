@@ -109,12 +109,13 @@ def running() -> Iterator[Docker]:
 
             def answers() -> bool:
                 if service.exit_code is not None:
-                    raise NoDaemon(f"dockerd ended: {service.output().strip().splitlines()[-1:]}")
+                    raise NoDaemon(f"dockerd has ended: {service.output().strip().rpartition(chr(10))[2]}")
                 return bool(docker.run("version", "--format", "{{.Server.Version}}", check=False).strip())
 
             wait_for(answers, "dockerd")
+            # What a run that was killed has left.
+            if left := docker.run("ps", "--all", "--quiet").split():
+                docker.run("rm", "--force", *left)
             yield docker
         finally:
             service.stop()
-
-

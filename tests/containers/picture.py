@@ -3,6 +3,7 @@ dashboards use them. No Grafana is needed. Pure, but for the question that it is
 
 import math
 import re
+import textwrap
 from collections.abc import Callable, Iterator
 from html import escape
 from typing import Any
@@ -35,7 +36,9 @@ def draw(dashboard: dict[str, Any], ask: Ask, start: float, end: float) -> str:
         w, h = place["w"] * _COLUMN - _GAP, place["h"] * _ROW - _GAP
         lines.append(f'<g transform="translate({x + _GAP // 2} {y + _GAP // 2})">')
         lines.append(f'<rect width="{w}" height="{h}" rx="3" fill="white" stroke="#cbd5e1"/>')
-        lines.append(f'<text x="8" y="17" font-size="11" font-weight="bold">{_text(panel["title"])}</text>')
+        for number, words in enumerate(textwrap.wrap(panel["title"], int(w / 6.2))):
+            y = 17 + 13 * number
+            lines.append(f'<text x="8" y="{y}" font-size="11" font-weight="bold">{_text(words)}</text>')
         series = [
             (_label(target.get("legendFormat", ""), one["metric"]), _points(one["values"]))
             for target in panel["targets"]
