@@ -215,8 +215,9 @@ class Service:
 
     def _cancel(self, job_id: str) -> dict[str, Any]:
         job = self._found(job_id)
-        if not (self._worker.cancel(job.id) or self._jobs.change(job.id, ("queued",), "cancelled")):
-            raise Refused(409, f"The job is {job.state}; only one that is queued or runs here can be cancelled.")
+        # One that failed and that nobody wants any more would be late for ever.
+        if not (self._worker.cancel(job.id) or self._jobs.change(job.id, ("queued", "failed"), "cancelled")):
+            raise Refused(409, f"The job is {job.state}; one that waits, failed or runs here can be cancelled.")
         return self._shown(self._found(job_id))
 
     def _retry(self, job_id: str) -> dict[str, Any]:

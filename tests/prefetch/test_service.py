@@ -212,6 +212,15 @@ def test_late_jobs_are_counted(model: Bucket, start: StartService) -> None:
     wait_for(lambda: service.metric("prefetch_jobs_past_deadline") == 1, "the deadline")
 
 
+def test_a_failed_job_is_late_until_it_is_given_up(model: Bucket, start: StartService) -> None:
+    service = start(deadline=0.5)
+    job = service.wait_for_job(service.announce(f"{model.source}nothing/")["id"], "failed")
+    wait_for(lambda: service.metric("prefetch_jobs_past_deadline") == 1, "the deadline")
+    assert service.ask("POST", f"/v1/jobs/{job['id']}/cancel", b"")[0] == 200
+    assert service.job(job["id"])["state"] == "cancelled"
+    assert service.metric("prefetch_jobs_past_deadline") == 0
+
+
 def test_a_marker_that_is_a_manifest(model: Bucket, start: StartService) -> None:
     """EventBridge announces a folder whose manifest was uploaded last; its digests are checked."""
     files = {path: {"sha256": hashlib.sha256(body).hexdigest()} for path, body in MODEL.items()}
