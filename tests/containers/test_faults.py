@@ -9,6 +9,16 @@ from tests.containers.stack import NOT_ANSWERED, ContainerStack, wait_for
 
 pytestmark = pytest.mark.containers
 
+# Run inside prefetch's container, whose port is not published.
+_GIVE_UP = """
+import json, urllib.request
+jobs = json.load(urllib.request.urlopen("http://127.0.0.1:9500/v1/jobs"))["jobs"]
+(failed,) = [job["id"] for job in jobs if job["state"] == "failed"]
+token = open("/tokens/prefetch").read().strip()
+url, headers = f"http://127.0.0.1:9500/v1/jobs/{failed}/cancel", {"Authorization": f"Bearer {token}"}
+urllib.request.urlopen(urllib.request.Request(url, b"", headers))
+"""
+
 
 @pytest.mark.parametrize("service", ["metrics-proxy", "prefetch", "prometheus", "alertmanager", "dcgm"])
 def test_a_restart_beside_the_path_costs_no_request(stack: ContainerStack, service: str) -> None:
@@ -52,9 +62,11 @@ def test_a_full_file_system_is_an_alert(stack: ContainerStack) -> None:
 
 
 def test_an_announcement_past_its_deadline_is_an_alert(stack: ContainerStack) -> None:
-    """Of a model that nobody has uploaded. The deadline is half a minute here."""
+    """Of a model that nobody has uploaded; until it is given up. The deadline is half a minute here."""
     stack.compose("exec", "-T", "prefetch", "python3", "-m", "prefetch", "announce", "s3://models/absent/1/")
     stack.wait_for_alert("AnnouncementLate")
+    stack.compose("exec", "-T", "prefetch", "python3", "-c", _GIVE_UP)
+    stack.wait_for_end_of("AnnouncementLate")
 
 
 def test_more_than_the_engine_can_hold_is_an_alert(stack: ContainerStack) -> None:

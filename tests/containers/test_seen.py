@@ -19,7 +19,7 @@ pytestmark = pytest.mark.containers
 _DASHBOARDS = sorted((ROOT / "docker" / "grafana" / "dashboards").glob("*.json"))
 _RULES = ROOT / "docker" / "prometheus" / "rules"
 _SELECTOR = re.compile(
-    r"\b((?:(?:vllm|model|model_name):\w[\w:]*|(?:gateway|prefetch|metrics_proxy|DCGM)_\w+|up|ALERTS)\b(?:\{[^}]*\})?)"
+    r"\b((?:(?:vllm|model|model_name):\w[\w:]*|(?:gateway|prefetch|metrics_proxy|DCGM)_\w+|up)\b(?:\{[^}]*\})?)"
 )
 
 
