@@ -62,7 +62,7 @@ def test_a_full_file_system_is_an_alert(stack: ContainerStack) -> None:
 
 
 def test_an_announcement_past_its_deadline_is_an_alert(stack: ContainerStack) -> None:
-    """Of a model that nobody has uploaded; until it is given up. The deadline is half a minute here."""
+    """Of a model that nobody has uploaded; until it is given up. The deadline is ten seconds here."""
     stack.compose("exec", "-T", "prefetch", "python3", "-m", "prefetch", "announce", "s3://models/absent/1/")
     stack.wait_for_alert("AnnouncementLate")
     stack.compose("exec", "-T", "prefetch", "python3", "-c", _GIVE_UP)
