@@ -1,18 +1,23 @@
 # Triton with vLLM on the CPU, from the packages that the tests use: docker build -f docker/triton-cpu.Dockerfile .
 ARG BASE=python:3.11-slim
 
-FROM ${BASE} AS build
-WORKDIR /build
+FROM ${BASE} AS engine
+# libnuma: vLLM's C++ for CPUs is linked to it.
+RUN apt-get update && apt-get install -y --no-install-recommends libnuma1 && rm -rf /var/lib/apt/lists/* \
+    && groupadd --gid 10001 stack && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp stack \
+    && install -d -o stack -g stack -m 2770 /run/vllm-metrics && install -d -o stack -g stack /models /repository \
+    && install -d /opt/empty /deployments
+WORKDIR /opt/making
 COPY locks/torch.txt locks/engine.txt locks/artifacts.txt locks/
 # Only what makes them, so that they are not made anew with every change of other tools.
 COPY devtools/__init__.py devtools/cache.py devtools/engine.py devtools/environments.py devtools/errors.py \
     devtools/guard.py devtools/paths.py devtools/processes.py devtools/progress.py devtools/pythons.py \
     devtools/triton.py devtools/
 COPY docker/triton/make_engine.py docker/triton/
-# Where the final image has them: a virtual environment does not move. pip's own configuration (torch's CPU build is in
-# no common index): --secret id=pip,src=pip.conf.
-ENV TVS_HOME=/opt/stack PIP_NO_COMPILE=1 PIP_NO_CACHE_DIR=1
-RUN --mount=type=secret,id=pip,target=/etc/pip.conf python3 docker/triton/make_engine.py
+# With bytecode: without, each process of an engine would compile torch and vLLM for itself at each start. pip's own
+# configuration (torch's CPU build is in no common index): --secret id=pip,src=pip.conf.
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
+    TVS_HOME=/opt/stack PIP_NO_CACHE_DIR=1 python3 docker/triton/make_engine.py
 
 FROM ${BASE} AS processors
 # The constraint processor's C++ is compiled for this Python, and its compiler stays behind.
@@ -26,12 +31,8 @@ COPY logits_processors /build/logits_processors
 RUN PATH="/opt/builder/bin:$PATH" python3 -m pip wheel --no-cache-dir --no-deps --no-index --no-build-isolation \
         --wheel-dir /build/wheels /build/logits_processors
 
-FROM ${BASE}
-# libnuma: vLLM's C++ for CPUs is linked to it.
-RUN apt-get update && apt-get install -y --no-install-recommends libnuma1 && rm -rf /var/lib/apt/lists/* \
-    && groupadd --gid 10001 stack && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp stack \
-    && install -d -o stack -g stack -m 2770 /run/vllm-metrics && install -d -o stack -g stack /models /repository && install -d /opt/empty /deployments
-COPY --from=build /opt/stack /opt/stack
+# Not copied into a stage of its own: it is nearly all there is.
+FROM engine
 COPY --from=processors /build/wheels /opt/wheels
 COPY vllm_backend /opt/backends/vllm/vllm_backend
 COPY docker/triton/triton_entrypoint.py docker/triton/triton_keeper.py /opt/entrypoint/docker/triton/

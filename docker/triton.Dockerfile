@@ -5,10 +5,11 @@ ARG BASE=nvcr.io/nvidia/tritonserver:26.01-py3
 FROM ${BASE} AS build
 COPY locks/engine-gpu.txt /build/
 # The vLLM that is tested, and nothing else: a newer one does not import in an older backend, and the other way round.
+# With bytecode: without, each process of an engine would compile torch and vLLM for itself at each start.
 # pip's own configuration, where packages come from an index of your own: --secret id=pip,src=pip.conf.
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
     python3 -m venv --without-pip /opt/engine \
-    && python3 -m pip --python /opt/engine/bin/python3 install --no-cache-dir --no-compile --no-deps \
+    && python3 -m pip --python /opt/engine/bin/python3 install --no-cache-dir --no-deps \
         --require-hashes --only-binary :all: -r /build/engine-gpu.txt
 # The stub's embedded interpreter stays in the C locale, where reading any non-ASCII file fails.
 RUN echo "import locale; locale.setlocale(locale.LC_CTYPE, '')" \

@@ -2,6 +2,7 @@
 
 MODEL is `s3://bucket/…/name/version/`, which is announced and copied; `owner/name`, which `download.py` has brought;
 the path of a folder below PREFETCH_TARGET; or empty, and then nothing happens. Ends when Triton has the model ready.
+What Triton has ready already is left alone: loaded anew, its engine would be there twice for a while, and a GPU full.
 """
 
 import json
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from typing import Any
 from prefetch import settings
 from prefetch.errors import JobError
 from prefetch.store import Published
-from prefetch.triton import Triton, TritonConfig
+from prefetch.triton import Triton, TritonConfig, entry_name
 
 _URL = "http://prefetch:9500"
 _ENDED = ("published", "failed", "cancelled")
@@ -40,6 +42,9 @@ def _announce(source: str) -> int:
     parts = source.removeprefix("s3://").strip("/").split("/")
     if len(parts) < 3:
         raise JobError(f"MODEL={source} names no model and version; they are its last two parts: s3://bucket/name/1/.")
+    published = [job["source"].rstrip("/") for job in _ask("/v1/jobs")["jobs"] if job["state"] == "published"]
+    if source.rstrip("/") in published and _is_ready(entry_name(parts[-2])):
+        return 0
     job = _ask("/v1/announcements", {"model": parts[-2], "version": parts[-1], "source": source})
     for attempt in range(1, _ATTEMPTS + 1):
         job = _followed(job)
@@ -77,12 +82,25 @@ def _deploy(model: str) -> int:
     if not (folder / "config.json").is_file():
         raise JobError(f"{folder} holds no model (config.json); put it there, or set MODEL to another.")
     name = re.sub(r"[^\w.-]", "--", model.removeprefix(str(options.target)).strip("/"))
+    if _is_ready(name):
+        return 0
     published = Published(name, "1", folder, {"load": {"safetensors_load_strategy": "lazy"}, "files": {}})
     config = TritonConfig(
         tuple(options.triton), options.triton_repository, options.triton_template, options.triton_load_timeout
     )
     print(f"{Triton(config).deploy(published, threading.Event())} is ready.")
     return 0
+
+
+def _is_ready(name: str) -> bool:
+    """Whether every Triton has it ready; says so."""
+    try:
+        for url in settings.load({}).triton:
+            urllib.request.urlopen(f"{url}/v2/models/{urllib.parse.quote(name)}/ready", timeout=30).close()
+    except OSError:
+        return False
+    print(f"{name} is ready already.")
+    return True
 
 
 def _ask(path: str, body: dict[str, Any] | None = None) -> Any:

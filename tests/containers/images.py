@@ -32,7 +32,9 @@ PROMETHEUS, ALERTMANAGER, S3 = (f"{PREFIX}-test/{name}" for name in ("prometheus
 
 # What the official image of Python has and the Dockerfiles use.
 _PACKAGES = "python3,python3-venv,python3-pip,python3-dev,libpython3.11,python-is-python3,ca-certificates"
-_BOOTSTRAP = ("--quiet", "--variant=minbase", f"--include={_PACKAGES}", "bookworm")
+# The last: apt keeps no cache of what can be had, as in the official images.
+_APT = ("--aptopt=Dir::Cache::pkgcache \"\"", "--aptopt=Dir::Cache::srcpkgcache \"\"")
+_BOOTSTRAP = ("--quiet", "--variant=minbase", f"--include={_PACKAGES}", *_APT, "bookworm")
 # One that was made in the same way is used again.
 _BOOTSTRAPPED = f"{PREFIX}-test/bootstrapped:{cache.key(*_BOOTSTRAP)}"
 

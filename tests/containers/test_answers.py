@@ -39,6 +39,15 @@ def test_an_announced_model_answers_by_a_schema(stack: ContainerStack) -> None:
     assert [model["id"] for model in stack.ask("/v1/models")[1]["data"]] == [MODEL]
 
 
+def test_up_once_more_changes_nothing(stack: ContainerStack) -> None:
+    before = stack.compose("ps", "--quiet")
+    stack.compose("up", "-d", "--wait")
+    assert stack.compose("ps", "--quiet") == before
+    said = stack.compose("logs", "first-model")
+    assert said.count("published") == 1
+    assert f"{MODEL} is ready already." in said
+
+
 def test_without_a_key_there_is_nothing(stack: ContainerStack) -> None:
     assert stack.ask("/v1/models", key="")[0] == 401
     assert stack.ask("/v1/models")[0] == 200

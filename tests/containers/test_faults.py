@@ -70,8 +70,8 @@ def test_an_announcement_past_its_deadline_is_an_alert(stack: ContainerStack) ->
 
 
 def test_more_than_the_engine_can_hold_is_an_alert(stack: ContainerStack) -> None:
-    """The shipped deployment has a KV cache for some 11,000 tokens and runs 16 requests at a time. These are more, and
-    each has a prompt of its own, so that nothing is found in the prefix cache."""
+    """The shipped deployment has a KV cache for some 11,600 tokens, which 16 of these fill. Each has a prompt of
+    its own, so that nothing is found in the prefix cache."""
     stack.wait_until_ready()
     begun = [
         stack.begin(f"{number}{' apple' * 690}", max_tokens=400, ignore_eos=True) for number in range(100, 126)
