@@ -5,6 +5,8 @@ import math
 import re
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,9 +14,13 @@ import yaml
 
 from devtools.paths import ROOT, STATE
 from tests.containers import picture
-from tests.containers.stack import ContainerStack, wait_for
+from tests.containers.stack import ContainerStack
+from tests.support import waiting
 
 pytestmark = pytest.mark.containers
+
+# All that could take long has happened.
+wait_for = partial(waiting.wait_for, seconds=120, pause=0.5)
 
 _DASHBOARDS = sorted((ROOT / "docker" / "grafana" / "dashboards").glob("*.json"))
 _RULES = ROOT / "docker" / "prometheus" / "rules"
@@ -37,6 +43,15 @@ def _panels() -> Iterator[tuple[str, str]]:
                 yield f"{path.stem}, {panel['title']}", target["expr"]
 
 
+@contextmanager
+def _traffic(stack: ContainerStack) -> Iterator[None]:
+    """Answers, and something that is refused."""
+    stack.wait_until_ready()
+    assert stack.chat(temperature=-1)[0] == 400
+    with stack.under_load():
+        yield
+
+
 def test_prometheus_sees_every_target(stack: ContainerStack) -> None:
     jobs = set(re.findall(r"job_name: (\S+)", (ROOT / "docker" / "prometheus" / "prometheus.yml").read_text()))
     wait_for(lambda: {one["metric"]["job"] for one in stack.query("up == 1")} == jobs, "every target")
@@ -48,8 +63,7 @@ def test_every_selector_finds_something(stack: ContainerStack) -> None:
     texts = [rule["expr"] for rule in _rules()] + [expression for _, expression in _panels()]
     selectors = {found for text in texts for found in _SELECTOR.findall(text)}
     assert len(selectors) > 40
-    stack.wait_until_ready()
-    with stack.under_load():
+    with _traffic(stack):
         for selector in sorted(selectors):
             wait_for(lambda selector=selector: stack.query(selector), selector)  # type: ignore[misc]
 
@@ -59,10 +73,7 @@ def _is_number(series: dict[str, Any]) -> bool:
 
 
 def test_every_panel_shows_something(stack: ContainerStack) -> None:
-    stack.wait_until_ready()
-    # Something that is refused.
-    assert stack.chat(temperature=-1)[0] == 400
-    with stack.under_load():
+    with _traffic(stack):
         for place, expression in _panels():
             wait_for(lambda it=expression: any(map(_is_number, stack.query(it))), place)  # type: ignore[misc]
 
