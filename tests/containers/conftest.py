@@ -14,7 +14,8 @@ from tests.containers import images
 from tests.containers.daemon import Docker, NoDaemon, running
 from tests.containers.stack import ACCESS, MODEL, SECRET, ContainerStack, wait_for
 
-_LIMIT = 1100
+# The first waits for all images and for the stack.
+_LIMIT = 1500
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

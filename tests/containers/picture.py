@@ -36,7 +36,7 @@ def draw(dashboard: dict[str, Any], ask: Ask, start: float, end: float) -> str:
         w, h = place["w"] * _COLUMN - _GAP, place["h"] * _ROW - _GAP
         lines.append(f'<g transform="translate({x + _GAP // 2} {y + _GAP // 2})">')
         lines.append(f'<rect width="{w}" height="{h}" rx="3" fill="white" stroke="#cbd5e1"/>')
-        for number, words in enumerate(textwrap.wrap(panel["title"], int(w / 6.2))):
+        for number, words in enumerate(textwrap.wrap(panel["title"], int((w - 8) / 6.4))):
             y = 17 + 13 * number
             lines.append(f'<text x="8" y="{y}" font-size="11" font-weight="bold">{_text(words)}</text>')
         series = [
@@ -45,6 +45,8 @@ def draw(dashboard: dict[str, Any], ask: Ask, start: float, end: float) -> str:
             for one in ask(target["expr"])
         ]
         series = [(label, points) for label, points in series if points]
+        # Of what is nothing all the time there may be much, such as models that nobody loads.
+        series = [one for one in series if any(value for _, value in one[1])] or series
         unit, steps = _defaults(panel)
         if not series:
             lines.append(f'<text x="{w / 2}" y="{h / 2}" text-anchor="middle">no data</text>')
