@@ -14,6 +14,9 @@ queue_wait = Histogram(
 phase_seconds = Histogram(
     "prefetch_phase_seconds", "Duration of a job's phases.", ["phase"], buckets=_SECONDS, registry=REGISTRY
 )
+# From nothing on: of a series that begins with the first job, that job is no increase.
+for _phase in ("planning", "hydrating", "copying", "verifying", "publishing", "loading"):
+    phase_seconds.labels(_phase)
 jobs_total = Counter("prefetch_jobs", "Ended jobs by their last state.", ["state"], registry=REGISTRY)
 jobs = Gauge("prefetch_jobs_now", "Jobs by state now.", ["state"], registry=REGISTRY)
 retries_total = Counter(

@@ -25,11 +25,13 @@ _URL = "http://prefetch:9500"
 _ENDED = ("published", "failed", "cancelled")
 # A Triton that was started again meanwhile loses what it was loading; what is copied stays.
 _ATTEMPTS = 3
+# `docker compose up --wait` takes a service that has ended when it first looks for one that has failed.
+_LEAST_SECONDS = 5.0
 
 
 def main(model: str) -> int:
     if not model:
-        print("MODEL is not set: nothing is announced.")
+        print("MODEL is not set: nothing is announced.", flush=True)
         return 0
     try:
         return _announce(model) if model.startswith("s3://") else _deploy(model)
@@ -99,7 +101,7 @@ def _is_ready(name: str) -> bool:
             urllib.request.urlopen(f"{url}/v2/models/{urllib.parse.quote(name)}/ready", timeout=30).close()
     except OSError:
         return False
-    print(f"{name} is ready already.")
+    print(f"{name} is ready already.", flush=True)
     return True
 
 
@@ -115,4 +117,7 @@ def _ask(path: str, body: dict[str, Any] | None = None) -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1] if len(sys.argv) > 1 else ""))
+    began = time.monotonic()
+    code = main(sys.argv[1] if len(sys.argv) > 1 else "")
+    time.sleep(max(0.0, began + _LEAST_SECONDS - time.monotonic()))
+    sys.exit(code)

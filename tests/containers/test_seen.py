@@ -25,7 +25,7 @@ wait_for = partial(waiting.wait_for, seconds=120, pause=0.5)
 _DASHBOARDS = sorted((ROOT / "docker" / "grafana" / "dashboards").glob("*.json"))
 _RULES = ROOT / "docker" / "prometheus" / "rules"
 _SELECTOR = re.compile(
-    r"\b((?:(?:vllm|model|model_name):\w[\w:]*|(?:gateway|prefetch|metrics_proxy|DCGM)_\w+|up)\b(?:\{[^}]*\})?)"
+    r"\b((?:(?:vllm|model|model_name):\w[\w:]*|(?:gateway|prefetch|metrics_proxy|DCGM)_\w+|up)\b(?:\{[^}]*\})?(?:\[\w+\])?)"
 )
 
 
@@ -65,7 +65,9 @@ def test_every_selector_finds_something(stack: ContainerStack) -> None:
     assert len(selectors) > 40
     with _traffic(stack):
         for selector in sorted(selectors):
-            wait_for(lambda selector=selector: stack.query(selector), selector)  # type: ignore[misc]
+            # A range is asked for what is in it.
+            query = f"last_over_time({selector})" if selector.endswith("]") else selector
+            wait_for(lambda query=query: stack.query(query), selector)  # type: ignore[misc]
 
 
 def _is_number(series: dict[str, Any]) -> bool:
