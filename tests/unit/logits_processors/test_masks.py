@@ -83,6 +83,18 @@ def test_after_a_token_that_no_mask_allowed_only_the_end_is(
     assert batch.dead_ends == 1
 
 
+def test_entries_that_the_model_has_no_tokens_for(tmp_path: Path) -> None:
+    """Its vocabulary can be smaller than the tokenizer's."""
+    builder = CatalogBuilder(1000, _FINGERPRINT)
+    builder.add([[token, 7] for token in range(45, 1000)])
+    builder.write(str(tmp_path / "large.catalog"))
+    constraints = Constraints(str(tmp_path), _FINGERPRINT, lambda _: [])
+    batch = Batch(_VOCABULARY, 1, 1)
+    batch.put(0, constraints.make({"catalog": {"name": "large"}}, [_END]), [])
+    assert allowed(batch) == {_END}
+    assert batch.dead_ends == 1
+
+
 def test_without_an_end_everything_is_allowed_there() -> None:
     batch = Batch(_VOCABULARY, 2, 1)
     batch.put(0, only_end([]), [])
@@ -107,6 +119,21 @@ def test_a_new_request_has_nothing_of_the_one_before_it_in_its_row(constraints: 
     batch.put(0, constraints.make({"catalog": {"name": "few"}}, [_END]), [])
     batch.finish()
     assert np.frombuffer(batch.mask(0), np.uint32)[0] == (1 << 1) | (1 << 4)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+@pytest.mark.parametrize("is_started", [False, True])
+def test_every_row_of_a_large_batch(constraints: Constraints, threads: int, is_started: bool) -> None:
+    ways = [([], {1, 4}), ([1], {2}), ([1, 2], {3, _END}), ([4], {_END})]
+    for rows in (7, 50, 101):
+        batch = Batch(_VOCABULARY, rows, threads)
+        for row in range(rows):
+            batch.put(row, constraints.make({"catalog": {"name": "few"}}, [_END]), ways[row % 4][0])
+        batch.read()
+        if is_started:
+            batch.start()
+        for row in range(rows):
+            assert allowed(batch, row) == ways[row % 4][1]
 
 
 def test_a_placeholder_is_no_token_yet() -> None:

@@ -172,6 +172,28 @@ void seal(std::string& bytes) {
     std::memcpy(bytes.data(), &header, sizeof(header));
 }
 
+/// A file whose cells are not its children, with a right checksum.
+void refuse_wrong_cells(const std::string& path) {
+    CatalogBuilder builder(kVocabulary, {});
+    for (Token token = 10; token < 10 + 2 * kManyChildren; ++token) builder.add(std::span(&token, 1));
+    builder.write(path);
+    const std::string good = read_file(path);
+    const std::size_t begin = sizeof(Header) + 4, end = begin + 4 * (1 + kCellSize);
+    for (std::size_t place = begin; place < end; ++place) {
+        std::string bytes = good;
+        bytes[place] = static_cast<char>(bytes[place] ^ (1 << below(8)));
+        seal(bytes);
+        std::ofstream(path, std::ios::binary) << bytes;
+        bool is_refused = false;
+        try {
+            const Catalog catalog(path);
+        } catch (const CatalogError&) {
+            is_refused = true;
+        }
+        require(is_refused, "wrong cells were taken");
+    }
+}
+
 /// Files with wrong words and a right checksum: refused, or harmless.
 void open_hostile_files(const std::string& folder) {
     write_catalog(folder + "/c9.catalog", 60);
@@ -222,6 +244,7 @@ int main(int count, char** arguments) {
     }
     change_rows();
     run_batches(folder);
+    refuse_wrong_cells(folder + "/c8.catalog");
     open_hostile_files(folder);
     return 0;
 }
