@@ -201,7 +201,8 @@ def timed(step: Callable[[], None], *ways: Callable[[], object], turns: int = TU
         step()
         for place in range(len(ways)):
             index = (turn + place) % len(ways)
-            time.sleep(pause)
+            if pause:
+                time.sleep(pause)
             begin_used, begin = time.process_time(), time.perf_counter()
             ways[index]()
             passed, used = time.perf_counter() - begin, time.process_time() - begin_used
