@@ -5,7 +5,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
 import orjson
@@ -13,7 +13,31 @@ import orjson
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "color_message"}
 
 
-_json_lines: "logging.StreamHandler[TextIO] | None" = None
+class _Lines(logging.StreamHandler[TextIO]):
+    """Writes every line of the service, changed as `change_lines` says."""
+
+    change: Callable[[str], str] | None = None
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self._changed(super().format(record))
+
+    def write(self, line: str) -> None:
+        """One that was formatted elsewhere."""
+        self.acquire()
+        try:
+            self.stream.write(self._changed(line) + self.terminator)
+            self.stream.flush()
+        except (OSError, ValueError):
+            # What cannot be told must not end the request that it is about.
+            pass
+        finally:
+            self.release()
+
+    def _changed(self, line: str) -> str:
+        return line if self.change is None else self.change(line)
+
+
+_json_lines: _Lines | None = None
 """The handler of all lines, where they are JSON."""
 
 
@@ -33,16 +57,7 @@ def event(logger: logging.Logger, level: int, message: str, fields: Mapping[str,
     if _json_lines is None:
         logger.log(level, message, extra=fields)
         return
-    text = _line(time.time(), level, logger.name, message, fields)
-    _json_lines.acquire()
-    try:
-        _json_lines.stream.write(text + "\n")
-        _json_lines.stream.flush()
-    except (OSError, ValueError):
-        # What cannot be told must not end the request that it is about.
-        pass
-    finally:
-        _json_lines.release()
+    _json_lines.write(_line(time.time(), level, logger.name, message, fields))
 
 
 def _line(at: float, level: int, logger: str, message: str, fields: Mapping[str, Any]) -> str:
@@ -72,10 +87,17 @@ def configure(level: str) -> None:
     logging._srcfile = None
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     global _json_lines
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _Lines(sys.stderr)
     _json_lines = None if sys.stderr.isatty() else handler
     if _json_lines is not None:
         handler.setFormatter(_JsonFormatter())
     else:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def change_lines(change: Callable[[str], str]) -> None:
+    """Every line passes through `change` from now on, whatever wrote it."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, _Lines):
+            handler.change = change

@@ -8,6 +8,7 @@ from bench.__main__ import main
 from tests.support.gateway import Gateway
 
 
+@pytest.mark.usefixtures("engine")
 def test_a_gateway_answers_as_itself(gateway: Gateway, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["parity", "--url", gateway.url, "--against", f"{gateway.url}/v1"]) == 0
     shown = capsys.readouterr().out
@@ -15,6 +16,7 @@ def test_a_gateway_answers_as_itself(gateway: Gateway, capsys: pytest.CaptureFix
     assert "Not asked" not in shown
 
 
+@pytest.mark.usefixtures("engine", "stock")
 def test_what_a_stock_backend_cannot_do_is_different(
     stock_gateway: Gateway, gateway: Gateway, capsys: pytest.CaptureFixture[str]
 ) -> None:
