@@ -9,6 +9,7 @@ with exit code 1. A command of one file parses its own flags.
 
 import argparse
 import importlib
+import os
 import runpy
 import sys
 from collections.abc import Sequence
@@ -42,6 +43,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(command.main(parser.parse_args(words[1:])))
     except DevError as error:
         print(f"bench {name}: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        if error.filename is None:
+            raise
+        # Such as a file to write to, in a folder that is not there.
+        print(f"bench {name}: {error.filename}: {os.strerror(error.errno or 0)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

@@ -205,7 +205,7 @@ class Copier:
         for index in missing:
             self._push(order, index, functools.partial(self._copy_part, copy, index))
         if not missing:
-            self._submit_verification(copy)
+            self._complete(copy)
 
     def _open(
         self, file: PlannedFile, head: Head, algorithm: Algorithm, bounds: list[tuple[int, int]]
@@ -304,12 +304,8 @@ class Copier:
                     self._journal.part(file.path, index, crc)
             copy.crcs[index] = crc
             complete = len(copy.crcs) == len(copy.bounds)
-        if complete and copy.whole:
-            # The journal knows it only once it is verified, so until then it counts as in flight.
-            self._progress.state(file.path, "verifying")
-            self._verify(copy)
-        elif complete:
-            self._submit_verification(copy)
+        if complete:
+            self._complete(copy)
 
     def _transfer(self, copy: _Copy, index: int) -> int:
         """Read one part into its place; its CRC. Raises S3Error, OSError, Cancelled."""
@@ -374,8 +370,13 @@ class Copier:
 
     # The end of a file.
 
-    def _submit_verification(self, copy: _Copy) -> None:
+    def _complete(self, copy: _Copy) -> None:
+        """All its parts are there."""
         self._progress.state(copy.file.path, "verifying")
+        if copy.whole:
+            # The journal knows it only once it is verified, so until then it counts as in flight.
+            self._verify(copy)
+            return
         # The pool is shut down once the copy has ended.
         with contextlib.suppress(RuntimeError):
             self._verifying.submit(self._guarded, functools.partial(self._verify, copy))

@@ -1,8 +1,13 @@
 """The service's metrics, declared once. The command line counts too and shows nobody."""
 
+from typing import Literal, get_args
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 REGISTRY = CollectorRegistry()
+
+Phase = Literal["planning", "hydrating", "copying", "verifying", "publishing", "loading"]
+"""Of a job, those that take time."""
 
 _SECONDS = (0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400)
 
@@ -15,7 +20,7 @@ phase_seconds = Histogram(
     "prefetch_phase_seconds", "Duration of a job's phases.", ["phase"], buckets=_SECONDS, registry=REGISTRY
 )
 # From nothing on: of a series that begins with the first job, that job is no increase.
-for _phase in ("planning", "hydrating", "copying", "verifying", "publishing", "loading"):
+for _phase in get_args(Phase):
     phase_seconds.labels(_phase)
 jobs_total = Counter("prefetch_jobs", "Ended jobs by their last state.", ["state"], registry=REGISTRY)
 jobs = Gauge("prefetch_jobs_now", "Jobs by state now.", ["state"], registry=REGISTRY)

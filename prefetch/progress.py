@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from prefetch import metrics
 
@@ -26,7 +26,7 @@ class Progress:
     """Safe for threads."""
 
     def __init__(self) -> None:
-        self.phase = "planning"
+        self.phase: metrics.Phase | Literal["ready"] = "planning"
         self.downloaded = 0  # bytes read from S3 in this run
         self.files: dict[str, FileProgress] = {}
         self._lock = threading.Lock()
@@ -37,7 +37,7 @@ class Progress:
         with self._lock:
             self.files = {path: FileProgress(size) for path, size in files}
 
-    def enter(self, phase: str) -> None:
+    def enter(self, phase: metrics.Phase | Literal["ready"]) -> None:
         """The next phase; what the last one took is observed."""
         now = time.monotonic()
         with self._lock:

@@ -18,6 +18,7 @@ from bench.compare import tables
 from bench.compare.plot import draw
 from bench.compare.rounds import PARTS, USUAL_PARTS, Sizes, measure, start
 from bench.compare.verdict import judge
+from bench.flags import above_zero, positive
 from devtools import models
 from devtools.errors import DevError
 from devtools.progress import step
@@ -32,47 +33,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "turns and shows what that took of its processes' CPU time. The ratios come last. Exit code 1 if one is missed."
     )
     parser.add_argument(
-        "--rounds", type=_positive, default=5, metavar="COUNT", help="of every measurement (%(default)s)"
+        "--rounds", type=positive, default=5, metavar="COUNT", help="of every measurement (%(default)s)"
     )
     parser.add_argument(
         "--only", action="append", choices=PARTS, help="one part; may be repeated (all but growth, which takes minutes)"
     )
     parser.add_argument(
         "--streams",
-        type=_positive,
+        type=positive,
         default=256,
         metavar="COUNT",
         help="open streams, for the cost per token (%(default)s)",
     )
     parser.add_argument(
         "--tokens-per-second",
-        type=float,
+        type=above_zero,
         default=20.0,
         metavar="RATE",
         help="of each stream; each token is a write of its own (%(default)g)",
     )
     parser.add_argument(
         "--seconds",
-        type=float,
+        type=above_zero,
         default=3.0,
         metavar="SECONDS",
         help="how long tokens are measured in a round (%(default)g)",
     )
     parser.add_argument(
         "--requests",
-        type=_positive,
+        type=positive,
         default=1500,
         metavar="COUNT",
         help="in a round, for the cost per request (%(default)s)",
     )
     parser.add_argument(
-        "--burst", type=_positive, default=1024, metavar="COUNT", help="streams that begin at once (%(default)s)"
+        "--burst", type=positive, default=1024, metavar="COUNT", help="streams that begin at once (%(default)s)"
     )
     parser.add_argument(
-        "--slow-readers", type=_positive, default=8, metavar="COUNT", help="among the streams (%(default)s)"
+        "--slow-readers", type=positive, default=8, metavar="COUNT", help="among the streams (%(default)s)"
     )
     parser.add_argument(
-        "--growth-requests", type=_positive, default=100_000, metavar="COUNT", help="for the part growth (%(default)s)"
+        "--growth-requests", type=positive, default=100_000, metavar="COUNT", help="for the part growth (%(default)s)"
     )
     parser.add_argument(
         "--tokenizer",
@@ -180,9 +181,3 @@ def _other(text: str) -> str:
     if text.count("=") < 2:
         raise argparse.ArgumentTypeError("must be NAME=URL=COMMAND")
     return text
-
-
-def _positive(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError("must be 1 at least")
-    return number

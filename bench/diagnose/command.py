@@ -6,7 +6,6 @@ Exit code 1 if the verdict is undecided, 2 if the server cannot be asked or a se
 import argparse
 import json
 import os
-import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -19,9 +18,11 @@ from bench.diagnose.measured import Process, Step
 from bench.diagnose.report import html
 from bench.diagnose.run import Settings, Warm, default_processes, measure
 from bench.diagnose.verdict import Kind
+from bench.flags import positive
 from bench.load.run import Target
 from bench.load.workloads import PREPROCESS
 from bench.served import KEY, base_url, chosen
+from bench.status_line import StatusLine
 from devtools.errors import DevError
 
 _TIMEOUT = 600.0
@@ -42,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--pid",
-        type=_positive,
+        type=positive,
         action="append",
         default=[],
         metavar="PID",
@@ -61,17 +62,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--prompt-bytes",
-        type=_positive,
+        type=positive,
         default=PREPROCESS.prompt_bytes,
         metavar="N",
         help="length of a long prompt (%(default)s; halved until the model takes it)",
     )
     parser.add_argument(
-        "--answer-tokens", type=_positive, default=128, metavar="N", help="length of a long answer (%(default)s)"
+        "--answer-tokens", type=positive, default=128, metavar="N", help="length of a long answer (%(default)s)"
     )
     parser.add_argument(
         "--processes",
-        type=_positive,
+        type=positive,
         default=default_processes(),
         metavar="N",
         help="processes that send the load (%(default)s)",
@@ -121,7 +122,7 @@ def _diagnosis(given: argparse.Namespace) -> Diagnosis:
     warm: list[Warm] = []
     steps: list[Step] = []
     idle: Sequence[Process] = []
-    progress = _Progress()
+    progress = StatusLine()
     for news in measure(settings, frontend, progress.say):
         progress.clear()
         if isinstance(news, Warm):
@@ -145,30 +146,8 @@ def _watched(frontend: Frontend) -> str:
     return f"The frontend's processes: {', '.join(map(str, sorted(frontend.pids())))}"
 
 
-class _Progress:
-    """On a terminal, what is done now, in a line that is written over."""
-
-    def __init__(self) -> None:
-        self._terminal = sys.stderr.isatty()
-
-    def say(self, what: str) -> None:
-        if self._terminal:
-            shown = what[: max(20, shutil.get_terminal_size().columns - 1)]
-            print(f"\r\x1b[K{shown}", end="", file=sys.stderr, flush=True)
-
-    def clear(self) -> None:
-        if self._terminal:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-
-def _positive(words: str) -> int:
-    if not words.isascii() or not words.isdecimal() or (number := int(words)) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of 1 at least, not {words!r}")
-    return number
-
-
 def _steps(words: str) -> list[int]:
-    numbers = [_positive(word) for word in words.split(",")]
+    numbers = [positive(word) for word in words.split(",")]
     if numbers != sorted(set(numbers)):
         raise argparse.ArgumentTypeError(f"must ascend, such as 1,8,32, not {words!r}")
     return numbers

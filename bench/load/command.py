@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from bench.flags import above_zero, not_negative, positive
 from bench.load import run as running
 from bench.load.client import check_url
 from bench.load.report import Distribution, Objectives, Part, Report, report
@@ -38,35 +39,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     pace = parser.add_mutually_exclusive_group()
     pace.add_argument(
-        "--concurrency", type=_positive, metavar="COUNT", help="closed loop: requests in flight (16, unless --rate)"
+        "--concurrency", type=positive, metavar="COUNT", help="closed loop: requests in flight (16, unless --rate)"
     )
     pace.add_argument(
-        "--rate", type=_above_zero, metavar="RATE", help="open loop: requests per second, at random times"
+        "--rate", type=above_zero, metavar="RATE", help="open loop: requests per second, at random times"
     )
-    parser.add_argument("--requests", type=_positive, metavar="COUNT", help="requests in all (without end)")
+    parser.add_argument("--requests", type=positive, metavar="COUNT", help="requests in all (without end)")
     parser.add_argument(
-        "--seconds", type=_above_zero, metavar="SECONDS", help="how long requests begin (30, unless --requests)"
+        "--seconds", type=above_zero, metavar="SECONDS", help="how long requests begin (30, unless --requests)"
     )
     parser.add_argument(
         "--warmup",
-        type=_not_negative,
+        type=not_negative,
         default=4,
         metavar="COUNT",
         help="first requests that do not count (%(default)s)",
     )
     parser.add_argument(
-        "--prompts", type=_positive, default=64, metavar="COUNT", help="different prompts, asked in turn (%(default)s)"
+        "--prompts", type=positive, default=64, metavar="COUNT", help="different prompts, asked in turn (%(default)s)"
     )
     parser.add_argument(
         "--prompt-bytes",
-        type=_positive,
+        type=positive,
         metavar="BYTES",
         help=f"text of a prompt, about four bytes a token ({PREPROCESS.prompt_bytes} of preprocess, "
         f"{DECODE.prompt_bytes} of decode, {STRUCTURED.prompt_bytes} of structured)",
     )
     parser.add_argument(
         "--answer-tokens",
-        type=_positive,
+        type=positive,
         metavar="COUNT",
         help=f"max_tokens ({PREPROCESS.answer_tokens} of preprocess, {DECODE.answer_tokens} of the others)",
     )
@@ -74,20 +75,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ignore-eos", action="store_true", help="answers of exactly --answer-tokens, by vLLM's field ignore_eos"
     )
     parser.add_argument(
-        "--slo-ttft", type=_above_zero, metavar="SECONDS", help="the time to the first token that counts as good"
+        "--slo-ttft", type=above_zero, metavar="SECONDS", help="the time to the first token that counts as good"
     )
     parser.add_argument(
         "--slo-itl",
-        type=_above_zero,
+        type=above_zero,
         metavar="SECONDS",
         help="the mean time between an answer's tokens that counts as good",
     )
     parser.add_argument("--api-key", metavar="KEY", help="sent as a bearer token (the environment's OPENAI_API_KEY)")
     parser.add_argument(
-        "--timeout", type=_above_zero, default=600.0, metavar="SECONDS", help="for a whole answer (%(default)g)"
+        "--timeout", type=above_zero, default=600.0, metavar="SECONDS", help="for a whole answer (%(default)g)"
     )
     parser.add_argument(
-        "--processes", type=_positive, default=1, metavar="COUNT", help="that send the load (%(default)s)"
+        "--processes", type=positive, default=1, metavar="COUNT", help="that send the load (%(default)s)"
     )
     parser.add_argument("--json", metavar="FILE", help="write the report there as JSON; - is the standard output")
 
@@ -195,21 +196,3 @@ def url_flag(text: str) -> str:
         return check_url(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _positive(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError("must be 1 at least")
-    return number
-
-
-def _not_negative(text: str) -> int:
-    if (number := int(text)) < 0:
-        raise argparse.ArgumentTypeError("must not be negative")
-    return number
-
-
-def _above_zero(text: str) -> float:
-    if not (number := float(text)) > 0:
-        raise argparse.ArgumentTypeError("must be above 0")
-    return number

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from bench.parity import report
 from bench.parity.client import Server
-from bench.parity.run import Outcome, Plan, plan, run
-from bench.parity.shape import Group, Shape
+from bench.parity.run import Outcome, plan, run
+from bench.parity.shape import Group
 from bench.served import KEY, Unreachable, base_url, chosen
+from bench.status_line import StatusLine
 
 KEY_AGAINST = f"{KEY}_AGAINST"
 
@@ -53,8 +54,8 @@ def main(given: argparse.Namespace) -> int:
         b = _server(given.against, given.model_against or given.model, key_against)
         work = plan(a, b, given.only or tuple(Group))
         print(f"A: {a.model} at {a.url}\nB: {b.model} at {b.url}\n", flush=True)
-        progress = _Progress(work)
-        for outcome in run(work, progress.show):
+        progress, count = StatusLine(), len(work.shapes)
+        for outcome in run(work, lambda number, shape: progress.say(f"{number + 1}/{count} {shape.name} …")):
             outcomes.append(outcome)
             progress.clear()
             print("\n".join(report.row(outcome)), flush=True)
@@ -74,19 +75,3 @@ def main(given: argparse.Namespace) -> int:
 def _server(url: str, model: str | None, key: str | None) -> Server:
     base = base_url(url)
     return Server(base, chosen(base, model, key), key)
-
-
-class _Progress:
-    """On a terminal, the request that is being asked, in a line that is written over."""
-
-    def __init__(self, work: Plan) -> None:
-        self._count = len(work.shapes)
-        self._terminal = sys.stderr.isatty()
-
-    def show(self, number: int, shape: Shape) -> None:
-        if self._terminal:
-            print(f"\r\x1b[K{number + 1}/{self._count} {shape.name} …", end="", file=sys.stderr, flush=True)
-
-    def clear(self) -> None:
-        if self._terminal:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -5,6 +5,7 @@ import signal
 import sys
 from types import FrameType
 
+from bench.flags import positive
 from bench.upstream.running import running_upstream
 from bench.upstream.script import Model
 from devtools.errors import DevError
@@ -46,18 +47,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     parser.add_argument("--port", type=int, default=0, help="port to listen on (%(default)s: a free one)")
     parser.add_argument("--model", default="bench", metavar="NAME", help="the model's name (%(default)s)")
-    parser.add_argument("--tokens", type=_positive, default=1024, help="the longest answer in tokens (%(default)s)")
+    parser.add_argument("--tokens", type=positive, default=1024, help="the longest answer in tokens (%(default)s)")
     parser.add_argument("--text-bytes", type=_text_bytes, default=5, help="text of each token in bytes (%(default)s)")
     parser.add_argument(
         "--tokens-per-second", type=float, default=0.0, help="for each stream (%(default)s: an answer leaves at once)"
     )
     return parser
-
-
-def _positive(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError("must be 1 at least")
-    return number
 
 
 def _text_bytes(text: str) -> int:

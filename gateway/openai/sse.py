@@ -79,11 +79,11 @@ class ChatStream(_Stream):
         members: Members = NONE,
     ) -> bytes:
         """What nearly every event is: text, made with less than `delta` needs."""
+        content = self._choice + b'%d,"delta":{"content":' % index + orjson.dumps(text)
         if usage is None and logprobs is None and not members:
-            return self._choice + b'%d,"delta":{"content":' % index + orjson.dumps(text) + self._content_end
-        content = b'%d,"delta":{"content":' % index + orjson.dumps(text)
+            return content + self._content_end
         shown = b'},"logprobs":null' if logprobs is None else b'},"logprobs":' + orjson.dumps(_content(logprobs))
-        return self._choice + content + shown + _OPEN_END + _more(members) + b"}]" + self._tail(usage)
+        return content + shown + _OPEN_END + _more(members) + b"}]" + self._tail(usage)
 
     def delta(
         self,

@@ -5,8 +5,8 @@ wait for the head (which Triton sends with the first response), take events as t
 moment. Cancelling closes the connection: Triton then tells the backend within milliseconds, once a
 first response has been sent.
 
-Who takes the events either waits for them (`next`) or is called when some have come (`listen`): a task's turn costs as
-much as all that is done with a token.
+Who takes the events either waits until there are some (`change`) or is called when some have come (`listen`): a task's
+turn costs as much as all that is done with a token.
 """
 
 import asyncio
@@ -92,7 +92,8 @@ class Connections:
 
 
 class Call:
-    """One request. Await `head()`, then `next()` until it returns None, or `listen` and `take`; `cancel` from anywhere.
+    """One request. Await `head()`, then `take()` until it returns None, each time that there is something (`change`,
+    `listen`); `cancel` from anywhere.
 
     `connect_seconds` is how long it took to make a connection; 0.0 where a kept one was used.
     """
@@ -141,17 +142,9 @@ class Call:
         if connection.parser.done:
             self._finish(connection)
             return None
-        if connection.failure is not None:
-            self._connection = None
-            raise BrokenConnection(connection.failure, answered=connection.answered)
+        self._raise_broken(connection)
         # Whoever takes has all that is complete: what is held back may be the rest of a long event.
         connection.read_on()
-        return events
-
-    async def next(self) -> list[bytes] | None:
-        """The events that came since the last call, at least one; None at the end of the answer."""
-        while (events := self.take()) is not None and not events:
-            await self.change()
         return events
 
     async def change(self) -> None:
@@ -201,6 +194,9 @@ class Call:
         connection.read_on()
         await connection.wait()
         self._raise_failure()
+        self._raise_broken(connection)
+
+    def _raise_broken(self, connection: "_Connection") -> None:
         if connection.failure is not None:
             self._connection = None
             raise BrokenConnection(connection.failure, answered=connection.answered)

@@ -43,10 +43,17 @@ async def serving(handler: Handler) -> AsyncIterator[Connections]:
         server.close()
 
 
+async def following(call: Call) -> list[bytes] | None:
+    """What comes next, at least one event; None at the end of the answer."""
+    while (events := call.take()) is not None and not events:
+        await call.change()
+    return events
+
+
 async def collect(call: Call) -> list[bytes]:
     assert await call.head() == 200
     events: list[bytes] = []
-    while (some := await call.next()) is not None:
+    while (some := await following(call)) is not None:
         events += some
     return events
 
@@ -186,7 +193,7 @@ async def test_cancel_closes_the_connection_at_every_stage(sent: bytes) -> None:
         async with asyncio.timeout(1):
             await closed.wait()
         with pytest.raises(Gone):
-            await call.next()
+            await following(call)
 
 
 async def test_cancel_before_the_request_was_sent() -> None:
@@ -223,7 +230,7 @@ async def test_what_is_not_read_is_not_taken_from_the_peer() -> None:
         await asyncio.sleep(0.2)
         assert sent == stalled_at < 20_000_000
         count = 0
-        while (some := await call.next()) is not None:
+        while (some := await following(call)) is not None:
             count += len(some)
         assert count == 5_000
 
@@ -245,6 +252,6 @@ async def test_an_event_longer_than_the_read_ahead_arrives(status: int) -> None:
         call = connections.call("/", b"")
         assert await call.head() == status
         if status == 200:
-            assert await call.next() == [long]
+            assert await following(call) == [long]
         else:
             assert await call.error_body() == b"data: " + long + b"\n\n"
