@@ -205,6 +205,8 @@ class Engine:
             await asyncio.sleep(script.admission_seconds)
         if self._is_dead:
             raise Unavailable(ENGINE_STOPPED)
+        if script.step_milliseconds is not None:
+            self._interval = script.step_milliseconds / 1000
         generation = Generation(self, request, script)
         self._running[generation] = None
         self._something_runs.set()

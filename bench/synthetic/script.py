@@ -48,6 +48,8 @@ class Script:
     """Each so-many-th token has no text of its own; 0: none."""
     multibyte: bool = False
     """Words of characters of 2 to 4 bytes."""
+    step_milliseconds: float | None = None
+    """From now on the engine's steps are so far apart, for all requests."""
     fail_after: int | None = None
     """After so many tokens the engine ends the request with an error."""
     die_after: int | None = None
@@ -75,7 +77,9 @@ class Script:
     @property
     def is_plain(self) -> bool:
         """Whether each step gives one token whose text is a word of WORDS."""
-        return self == Script(first=self.first, admission_seconds=self.admission_seconds)
+        return self == Script(
+            first=self.first, admission_seconds=self.admission_seconds, step_milliseconds=self.step_milliseconds
+        )
 
 
 _USUAL = Script()

@@ -41,6 +41,10 @@ class Backend:
         """Loads the model again; returns when it is ready."""
         self._client.post(f"/repository/models/{self._model}/load").raise_for_status()
 
+    def unload(self) -> None:
+        """Triton lets the requests that are open come to their ends."""
+        self._client.post(f"/repository/models/{self._model}/unload").raise_for_status()
+
     def generate(self, **inputs: Any) -> Event:
         """The single response of a request that is not streamed."""
         answer = self._client.post(f"/models/{self._model}/generate", json=inputs)
