@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from vllm_backend.contract import (
     ACKNOWLEDGED,
@@ -123,6 +123,9 @@ class Stream:
         self._sent_end = False
         self._acknowledged_tokens = 0
         self._acknowledged_characters = 0
+        self._round = 0
+        """How often it was set back. An acknowledgement of what was sent before does not count: what was sent once more
+        may still be on its way."""
 
     def put(self, output: Completion | RequestError) -> None:
         """Takes what the engine has produced, or why it will not produce more. What follows the end is ignored. On the
@@ -170,16 +173,17 @@ class Stream:
         return row
 
     @property
-    def sent(self) -> "tuple[Stream, int, int, bool]":
-        """How far it has been sent: itself, tokens, characters, whether to its end."""
-        return self, self._sent_tokens, self._sent_characters, self._sent_end
+    def sent(self) -> "_Sent":
+        """How far it has been sent."""
+        return _Sent(self, self._round, self._sent_tokens, self._sent_characters, self._sent_end)
 
-    def acknowledge(self, tokens: int, characters: int, to_end: bool) -> None:
-        self._acknowledged_tokens = max(self._acknowledged_tokens, tokens)
-        self._acknowledged_characters = max(self._acknowledged_characters, characters)
-        self.is_acknowledged |= to_end
-        if self.outputs is not None:
-            self.outputs.let_go(self._acknowledged_tokens)
+    def acknowledge(self, sent: "_Sent") -> bool:
+        """So far it has arrived; whether that is to its end."""
+        if sent.round != self._round:
+            return False
+        self._has_arrived(sent.tokens, sent.characters)
+        self.is_acknowledged |= sent.to_end
+        return sent.to_end
 
     def rewind(self) -> None:
         """Nothing counts as sent but what was acknowledged."""
@@ -193,11 +197,18 @@ class Stream:
         if self.outputs is not None and not self.outputs.has(tokens):
             return False
         # What stands in front of it has arrived.
-        self.acknowledge(tokens, characters, False)
+        self._has_arrived(tokens, characters)
         self._send_from(tokens, characters)
         return True
 
+    def _has_arrived(self, tokens: int, characters: int) -> None:
+        self._acknowledged_tokens = max(self._acknowledged_tokens, tokens)
+        self._acknowledged_characters = max(self._acknowledged_characters, characters)
+        if self.outputs is not None:
+            self.outputs.let_go(self._acknowledged_tokens)
+
     def _send_from(self, tokens: int, characters: int) -> None:
+        self._round += 1
         if (self._sent_tokens, self._sent_characters) != (tokens, characters):
             rest = self._text.getvalue()[characters:]
             self._unsent = [rest] if rest else []
@@ -205,13 +216,20 @@ class Stream:
         self._sent_end = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Message:
+class _Sent(NamedTuple):
+    stream: Stream
+    round: int
+    tokens: int
+    characters: int
+    to_end: bool
+
+
+class _Message(NamedTuple):
     """One that is on its way."""
 
     number: int
     size: int
-    brings: list[tuple[Stream, int, int, bool]]
+    brings: list[_Sent]
 
 
 class Subscriber:
@@ -305,19 +323,20 @@ class Subscriber:
             if number >= self._next_message:
                 last = self._next_message - 1
                 raise InvalidArgument(ACKNOWLEDGED, f"must be at most the last message's number, {last}, not {number}.")
+            # First: what is sent again is not acknowledged with what was sent before.
+            self._resume(resume)
             messages = self._on_their_way
             while messages and messages[0].number <= number:
                 message = messages.popleft()
                 self._bytes_on_their_way -= message.size
-                for stream, tokens, characters, to_end in message.brings:
-                    stream.acknowledge(tokens, characters, to_end)
-                    if not to_end:
+                for sent in message.brings:
+                    stream = sent.stream
+                    if not stream.acknowledge(sent):
                         continue
                     if self._tombstones.pop(stream, None) is not None:
                         del self._streams[stream.stream_id]
                     elif self._sent_to_end.pop(stream, None) is not None:
                         delivered.append(stream)
-            self._resume(resume)
         self._deliver(delivered)
         self._sending.wake()
 
@@ -413,7 +432,7 @@ class Subscriber:
         encode = self._registry.encode
         rows = [encode([*_numbers(lost), 0, "", LOST]) for lost in self._lost.values()]
         self._lost.clear()
-        brings: list[tuple[Stream, int, int, bool]] = []
+        brings: list[_Sent] = []
         size = 0
         while self._dirty and size < MESSAGE:
             stream = next(iter(self._dirty))
