@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from gateway.access.keys import Key
+from gateway.api.aside import aside
 from gateway.api.http import (
     AsgiSink,
     ClientGone,
@@ -47,7 +48,7 @@ from gateway.settings import Settings
 from gateway.translate.constraints import both_bind
 from gateway.translate.sampling import for_choice, inputs, refuse_missing, sampling_parameters, without_effect
 from gateway.translate.structured import FIELDS, Constraint, constraint_of
-from gateway.triton.contract import Delta, GenerateRequest, ModelContract, request_body
+from gateway.triton.contract import Delta, GenerateRequest, ModelContract
 from gateway.triton.failure import InstanceFailure
 from gateway.triton.fan_out import FanOut, News
 from gateway.triton.generation import Generation
@@ -246,7 +247,8 @@ class GenerateRoute(Generic[_Request]):
                 body = await read_body(scope, receive, self._settings.max_body_bytes)
                 limit.reschedule(deadline + _DEADLINE_GRACE_S)
                 record.body_at = time.monotonic()
-                request = self._dialect.parse(body)
+                record.body_bytes = len(body)
+                request = await aside(len(body), lambda: self._dialect.parse(body))
                 model = named(self._models, request.model, record.key, self._front.pick(request.model))
                 record.asks(model.names[0], stream=bool(request.stream))
                 self._front.check_size(self._dialect.count_prompts(request), request.n or 1)
@@ -286,7 +288,7 @@ class GenerateRoute(Generic[_Request]):
         send: Send,
     ) -> None:
         """Answer one request. An `ApiError` that is raised has not been sent. `deadline` is in the loop's time."""
-        plan = await self._plan(request, model)
+        plan = await self._plan(request, model, record.body_bytes)
         if plan.constraint is not None:
             record.constraint = plan.constraint.kind
             metrics.structured_total.labels(model.names[0], plan.constraint.kind).inc()
@@ -320,9 +322,9 @@ class GenerateRoute(Generic[_Request]):
             alarm.cancel()
 
     async def _plan(
-        self, request: _Request, model: ServedModel, contract: ModelContract | None = None
+        self, request: _Request, model: ServedModel, body_bytes: int, contract: ModelContract | None = None
     ) -> _Plan[_Request]:
-        """In the terms of `contract`, or of one that the model has somewhere now."""
+        """In the terms of `contract`, or of one that the model has somewhere now. `body_bytes`: the request's size."""
         options = request.stream_options
         if options is not None and not request.stream:
             raise bad_request("stream_options needs stream: true.", "stream_options")
@@ -340,9 +342,9 @@ class GenerateRoute(Generic[_Request]):
             raise both_bind(own.place)
         sampling = sampling_parameters(request, model.defaults, model.max_model_len)
         further = inputs(request)
-        contract = contract or self._contract(model)
-        refuse_missing(request, contract)
-        translation = self._dialect.translate(request, model, contract, own)
+        known = contract or self._contract(model)
+        refuse_missing(request, known)
+        translation = await aside(body_bytes, lambda: self._dialect.translate(request, model, known, own))
         constraint = translation.constraint
         if constraint is not None:
             try:
@@ -355,7 +357,7 @@ class GenerateRoute(Generic[_Request]):
         sampling = {**sampling, **translation.sampling}
         warnings += without_effect(request, sampling)
         further = {**further, **translation.inputs}
-        return _Plan(request, model, contract, translation, constraint, sampling, further, warnings)
+        return _Plan(request, model, known, translation, constraint, sampling, further, warnings)
 
     def _contract(self, model: ServedModel) -> ModelContract:
         """What the model takes, for the checks that come before a place is asked for. Raises a 503."""
@@ -379,7 +381,7 @@ class GenerateRoute(Generic[_Request]):
         if lease.contract == plan.contract and lease.model == plan.model.triton_model:
             return plan
         model = named(self._models, plan.request.model, record.key, lease.model)
-        return await self._plan(plan.request, model, lease.contract)
+        return await self._plan(plan.request, model, record.body_bytes, lease.contract)
 
     def _generations(
         self, plan: _Plan[_Request], record: Record, lease: Lease, answer_id: str
@@ -407,18 +409,17 @@ class GenerateRoute(Generic[_Request]):
                     tuple(translation.outputs),
                     answer_id if plan.generations == 1 else f"{answer_id}-{index}",
                 )
-                body = request_body(contract.backend, asked, model.max_model_len or model.trained_len)
                 generations.append(
-                    Generation(
-                        lease.upstream.name,
-                        lease.upstream.connections,
+                    lease.upstream.paths.generation(
                         lease.model,
-                        contract.backend,
-                        body,
-                        translation.outputs,
+                        contract,
+                        asked,
+                        model.max_model_len or model.trained_len,
                         places,
                         lease,
                         headers,
+                        model.batched_egress,
+                        self._settings.stream_buffer_bytes,
                     )
                 )
         return answers, FanOut(generations)
