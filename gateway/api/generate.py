@@ -117,6 +117,15 @@ class Translation:
     engine_form: Callable[[Constraint], Constraint] = lambda constraint: constraint
     checks: Callable[[Answer], list[Check]] | None = None
 
+    def let_go(self) -> None:
+        """Of the prompt and what else only the making of an answer needs."""
+        self.prompts = ()
+        self.writer = self.parser = self.thinking = _let_go
+
+
+def _let_go(*_: object) -> Any:
+    raise AssertionError("the answer has begun: it is not made anew")
+
 
 class Dialect(Protocol[_Request]):
     """One API of requests for an answer."""
@@ -127,6 +136,9 @@ class Dialect(Protocol[_Request]):
     def parse(self, body: bytes) -> _Request: ...
 
     def count_prompts(self, request: _Request) -> int: ...
+
+    def let_go(self, request: _Request) -> None:
+        """Of the request's prompt, which may be megabytes: its answer has begun, and nothing asks for it again."""
 
     def translate(
         self, request: _Request, model: ServedModel, contract: ModelContract, constraint: Constraint | None
@@ -183,6 +195,7 @@ class _Job(Generic[_Request]):
     course: "_Course"
     is_begun: bool = False
     """Whether something came that another instance would say again."""
+    has_prompt: bool = True
 
     @property
     def model(self) -> ServedModel:
@@ -248,7 +261,8 @@ class GenerateRoute(Generic[_Request]):
                 limit.reschedule(deadline + _DEADLINE_GRACE_S)
                 record.body_at = time.monotonic()
                 record.body_bytes = len(body)
-                request = await aside(len(body), lambda: self._dialect.parse(body))
+                request = await aside(len(body), partial(self._dialect.parse, body))
+                del body
                 model = named(self._models, request.model, record.key, self._front.pick(request.model))
                 record.asks(model.names[0], stream=bool(request.stream))
                 self._front.check_size(self._dialect.count_prompts(request), request.n or 1)
@@ -508,6 +522,8 @@ class GenerateRoute(Generic[_Request]):
                         out.append(writer.delta(answer, delta))
                     if answer.completion_tokens > before:
                         job.record.tokens(number, answer.completion_tokens - before, now)
+                        if job.has_prompt:
+                            self._let_go(job)
             except Exception as error:
                 failure = error
             # Also what came before an end that is no proper one.
@@ -516,6 +532,12 @@ class GenerateRoute(Generic[_Request]):
             return written if failure is None else _fail(failure, written)
 
         await job.generations.each(take)
+
+    def _let_go(self, job: _Job[_Request]) -> None:
+        """The client has tokens: the request goes nowhere else, and is not kept for as long as its answer takes."""
+        job.has_prompt = False
+        job.plan.translation.let_go()
+        self._dialect.let_go(job.plan.request)
 
     async def _whole(self, job: _Job[_Request], send: Send) -> None:
         ends = await self._somewhere(job, partial(self._collected, job))
