@@ -134,7 +134,9 @@ egress_subscriptions = Gauge(
     multiprocess_mode="livesum",
 )
 egress_reconnects_total = _counter(
-    "gateway_egress_reconnects", "Subscriptions that were opened again while generations needed them.", *_TARGET
+    "gateway_egress_reconnects",
+    "Times that a subscription broke and was asked for again, while generations needed it.",
+    *_TARGET,
 )
 egress_repairs_total = _counter(
     "gateway_egress_repairs",

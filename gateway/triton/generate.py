@@ -50,13 +50,14 @@ class Connections:
         self._idle: list[_Connection] = []
         self._closing_idle: asyncio.TimerHandle | None = None
 
-    def call(self, path: str, body: bytes, headers: bytes = b"") -> "Call":
-        """A `POST` that is sent when its head is awaited; `headers` are further lines of it, each with its end."""
+    def call(self, path: str, body: bytes, headers: bytes = b"", *, is_lasting: bool = False) -> "Call":
+        """A `POST` that is sent when its head is awaited; `headers` are further lines of it, each with its end. One
+        that is to last gets a connection of its own."""
         head = (
             f"POST {self._path}{path} HTTP/1.1\r\nHost: {self._netloc}\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\n"
         )
-        return Call(self, head.encode() + headers + b"\r\n" + body)
+        return Call(self, head.encode() + headers + b"\r\n" + body, takes_kept=not is_lasting)
 
     def take_idle(self) -> "_Connection | None":
         while self._idle:
@@ -115,8 +116,9 @@ class Call:
     `connect_seconds` is how long it took to make a connection; 0.0 where a kept one was used.
     """
 
-    def __init__(self, connections: Connections, request: bytes) -> None:
+    def __init__(self, connections: Connections, request: bytes, *, takes_kept: bool) -> None:
         self._connections = connections
+        self._takes_kept = takes_kept
         self._request = request
         self._connection: _Connection | None = None
         self._failure: Exception | None = None
@@ -135,7 +137,7 @@ class Call:
         have been closed by the server a moment ago: then, if no byte of an answer came, the request is
         sent once more, on a fresh connection.
         """
-        kept = self._connections.take_idle()
+        kept = self._connections.take_idle() if self._takes_kept else None
         if kept is not None:
             try:
                 return await self._send(kept)

@@ -32,6 +32,7 @@ _ANSWER_S = 5.0  # For the hello, and for the answer of an acknowledgement.
 _ASK_AGAIN_S = 0.5  # What was asked for again may be lost too.
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0
+_WORKED_S = 1.0  # A subscription that lasted as long has not failed to begin.
 _REFUSED_S = 60.0  # An instance may have been upgraded without another contract.
 # In the backend's words, and in Triton's own for an input that a model does not have.
 _MISFIT = re.compile("INVALID_ARG|unexpected inference input")
@@ -184,12 +185,15 @@ class Subscription:
                 if problem and not self._problem:
                     _log.warning("%s: the subscription to model %s broke: %s", self._instance, self._model, problem)
                     self._problem = problem
-                tries = 0 if session.is_open and loop.time() - began > _LONGEST_PAUSE_S else tries + 1
-                pause = 0.0 if not (tries or problem) else min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0**tries)
+                has_worked = session.is_open and (session.has_carried or loop.time() - began > _WORKED_S)
+                tries = 0 if has_worked else tries + 1
+                pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0**tries) if problem or tries else 0.0
                 self._try_at = loop.time() + pause
                 if not self._streams and not self._waiting:
                     return
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+                if problem:
+                    metrics.egress_reconnects_total.labels(*self._where).inc()
         finally:
             self._task = None
             self._tell_waiting()
@@ -227,8 +231,6 @@ class Subscription:
             _log.info("%s: the tokens of model %s come by batched egress", self._instance, self._model)
         elif self._problem:
             _log.info("%s: the subscription to model %s is open again", self._instance, self._model)
-        if self._problem and self._streams:
-            metrics.egress_reconnects_total.labels(*self._where).inc()
         self.is_usable = True
         self._problem = ""
         self._tell_waiting()
@@ -271,6 +273,8 @@ class _Session:
 
     def __init__(self, subscription: Subscription, connections: Connections, model: str) -> None:
         self.is_open = False
+        self.has_carried = False
+        """Whether a message has come."""
         self._subscription = subscription
         self._connections = connections
         self._path = f"/v2/models/{model}"
@@ -300,7 +304,7 @@ class _Session:
         subscription = self._subscription
         loop = asyncio.get_running_loop()
         body = egress.subscription_body(subscription.subscriber, subscription.all_points())
-        self._call = call = self._connections.call(f"{self._path}/generate_stream", body)
+        self._call = call = self._connections.call(f"{self._path}/generate_stream", body, is_lasting=True)
         try:
             await self._open(call)
             self._said_at = loop.time()
@@ -422,6 +426,7 @@ class _Session:
             self._subscription.apply(event.rows, touched)
             if event.number == self._next:
                 self._next += 1
+                self.has_carried = True
         elif isinstance(event, Hello):
             if event.version != egress.VERSION:
                 raise _Refused(f"the backend speaks version {event.version}, the gateway {egress.VERSION}")
