@@ -237,6 +237,8 @@ class Subscriber:
 
     def __init__(self, name: str, registry: "Registry") -> None:
         self.name = name
+        self.log_name = f"{name[:8]}…"
+        """Not all of it: who knows the name can have the streams."""
         self.lock = threading.Lock()
         self._is_over = False
         self._registry = registry
@@ -423,7 +425,7 @@ class Subscriber:
 
     def report(self, way: Way, error: Exception) -> None:
         """Something could not be sent."""
-        self._registry.log(f"batched egress of {self.name}: a message could not be sent: {error}")
+        self._registry.log(f"batched egress of {self.log_name}: a message could not be sent: {error}")
         self._registry.call_soon_threadsafe(self.lose, way)
 
     # Under the lock.
@@ -470,7 +472,7 @@ class Subscriber:
         assert self._subscription is not None
         text = None if reason is None else self._registry.encode({"end": reason})
         self._endings.append(Send(self._subscription, text, is_last=True))
-        self._registry.log(f"subscription of {self.name} ended: {reason or 'its client has gone away'}")
+        self._registry.log(f"subscription of {self.log_name} ended: {reason or 'its client has gone away'}")
         self._subscription = None
         self._hello_is_due = False
         self._sending.wake()
@@ -584,8 +586,9 @@ class Registry:
         return self._known(name.subscriber).open(name.stream_id, own, delivered, aborted)
 
     def subscribe(self, request: SubscriptionRequest, way: Way) -> None:
-        self.log(f"subscription of {request.subscriber} begins")
-        self._known(request.subscriber).subscribe(way, request.resume)
+        subscriber = self._known(request.subscriber)
+        self.log(f"subscription of {subscriber.log_name} begins")
+        subscriber.subscribe(way, request.resume)
 
     def acknowledge(self, request: Acknowledgement) -> None:
         """Raises RequestError."""

@@ -81,6 +81,15 @@ class Backend:
                 raise AssertionError(answer.text)
             yield (json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: "))
 
+    @contextmanager
+    def subscription(self, **inputs: Any) -> Iterator[httpx.Response]:
+        """A subscription of batched egress, its body not read yet."""
+        with self._client.stream("POST", f"/models/{self._model}/generate_stream", json=inputs) as answer:
+            if answer.status_code != 200:
+                answer.read()
+                raise AssertionError(answer.text)
+            yield answer
+
     def wait_for_log(self, text: str, timeout: float = 60) -> str:
         """The first line of the server's log with `text` in it, as soon as it is there."""
         return next(self._log_lines(lambda line: text in line, timeout))

@@ -8,7 +8,7 @@ from tests.support.subscriber_bench import Bench, Entry, Output, outputs
 from vllm_backend import contract, egress
 from vllm_backend.contract import Internal, InvalidArgument, Unavailable
 from vllm_backend.egress import FINAL_WAIT, GRACE, IDLE, LEASE, MESSAGE, TOMBSTONE, WINDOW
-from vllm_backend.request import Position
+from vllm_backend.request import Acknowledgement, Position
 
 NAME = Bench.NAME
 
@@ -288,6 +288,25 @@ def test_without_a_subscription_rows_go_by_the_own_stream(bench: Bench) -> None:
     assert answer.final == ("stop", 4, 4)
     assert other.final is None
     assert not way.texts
+
+
+def test_an_own_stream_that_has_ended_is_no_way(bench: Bench) -> None:
+    way = bench.subscribe()
+    answer = bench.answer(1)
+    answer.put("a", finish_reason="stop")
+    bench.run()
+    bench.wait(FINAL_WAIT + 0.1)
+    assert answer.own.is_finished
+    # Asked for once more, and then the subscription is gone before anything was sent.
+    bench.registry.acknowledge(Acknowledgement(NAME, 0, (Position(1, 0, 0),)))
+    bench.registry.lose(NAME, way)
+    bench.run()
+    bench.wait(GRACE + 0.1)
+    bench.wait(GRACE + 0.1)
+    assert not answer.own.texts
+    again = bench.subscribe()
+    bench.run()
+    assert again.rows() == [[1, 0, 0, 1, "a", "stop"]]
 
 
 def test_a_request_before_any_subscription(bench: Bench) -> None:
