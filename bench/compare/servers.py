@@ -77,8 +77,9 @@ class Server:
 
 
 @contextmanager
-def running_nginx(upstream: str, folder: Path) -> Iterator[Server]:
-    """nginx that passes everything on, with one worker and without buffering. Raises DevError where it is missing."""
+def running_nginx(upstream: str, folder: Path, probe: str = "/health") -> Iterator[Server]:
+    """nginx that passes everything on, with one worker and without buffering; `probe` is a path that the upstream
+    answers when it is well. Raises DevError where nginx is missing."""
     program = shutil.which("nginx", path=f"{os.environ.get('PATH', os.defpath)}{os.pathsep}/usr/sbin")
     if program is None:
         raise DevError(
@@ -91,7 +92,7 @@ def running_nginx(upstream: str, folder: Path) -> Iterator[Server]:
     )
     (folder / "nginx.conf").write_text(text)
     command: list[str | Path] = [program, "-p", folder, "-e", folder / "error.log", "-c", folder / "nginx.conf"]
-    with running_service(NGINX, command, f"http://127.0.0.1:{port}", "/health", Format.TRITON, folder) as server:
+    with running_service(NGINX, command, f"http://127.0.0.1:{port}", probe, Format.TRITON, folder) as server:
         yield server
 
 

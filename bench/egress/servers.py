@@ -76,7 +76,7 @@ def running_gateways(upstream: str, folder: Path) -> Iterator[dict[str, Server]]
             for name, setting in (("gateway, batched", "always"), ("gateway, per request", "never"))
         }
         (folder / "nginx").mkdir()
-        found["nginx"] = stack.enter_context(running_nginx(upstream, folder / "nginx"))
+        found["nginx"] = stack.enter_context(running_nginx(upstream, folder / "nginx", "/v2/health/ready"))
         yield found
 
 
