@@ -15,10 +15,17 @@ from gateway.triton.generation import Generation
 from tests.unit.gateway.triton.egress_server import CONTRACT, Client, until, world
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is given up because the machine has paused."""
+    monkeypatch.setattr(batched, "REPAIR_S", 60.0)
+    monkeypatch.setattr(batched, "_LAST_RESPONSE_S", 60.0)
+    monkeypatch.setattr(subscription, "_ANSWER_S", 60.0)
+
+
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What waits for seconds waits for less."""
-    monkeypatch.setattr(batched, "REPAIR_S", 1.0)
+    """What is looked for elsewhere, or asked for again, is so soon."""
     monkeypatch.setattr(batched, "_OTHER_WAY_S", 0.1)
     monkeypatch.setattr(subscription, "_ASK_AGAIN_S", 0.1)
 
@@ -279,7 +286,10 @@ async def test_a_final_that_is_ahead_has_the_end_asked_for_again(quick: None) ->
 
 
 @pytest.mark.parametrize("how", ["row", "end", "lost"])
-async def test_what_cannot_be_repaired_is_an_error_of_that_stream_alone(quick: None, how: str) -> None:
+async def test_what_cannot_be_repaired_is_an_error_of_that_stream_alone(
+    quick: None, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batched, "REPAIR_S", 0.5)
     cut = count(metrics.egress_cut_streams_total, "lost")
     async with world() as the:
         client, own = await the.admitted()
