@@ -1,6 +1,7 @@
 """Batched generations and their subscription, against a Triton whose every word a test chooses."""
 
 import asyncio
+import json
 import logging
 from typing import Any
 
@@ -558,6 +559,19 @@ async def test_the_desk_sees_who_waits_for_whom() -> None:
         await client.ended()
         assert not client.generation.waits
         own.final(1, 1)
+
+
+async def test_what_is_cancelled_is_named_at_once() -> None:
+    """An answer that has come is not."""
+    async with world() as the:
+        (client, own), (other, others) = await the.admitted(), await the.admitted()
+        the.triton.subscription.message(1, [others.number, 0, 0, 1, "a", "stop"])
+        await other.ended()
+        other.generation.cancel(Gone())
+        client.generation.cancel(Gone())
+        await until(lambda: any("cancelled" in inputs for inputs in the.triton.acknowledgements))
+    named = [json.loads(inputs["cancelled"]) for inputs in the.triton.acknowledgements if "cancelled" in inputs]
+    assert named == [[own.number]]
 
 
 @pytest.mark.parametrize("when", ["before open", "before admission", "before a row", "in mid-stream", "after the end"])
