@@ -137,7 +137,7 @@ async def test_tritonserver_stops_with_sixty_four_open_streams(engine_platform: 
         usual = time.monotonic() - began
     finally:
         alone.kill()
-    triton = stack("under load")
+    triton = stack("loaded")
     try:
         service = triton.service("triton")
         with running_egress_proxy(triton.triton_url) as proxy, gateway_before(proxy.url, triton) as gateway:
