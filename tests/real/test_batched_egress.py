@@ -164,6 +164,17 @@ def test_a_client_that_goes_away_ends_its_stream_alone(backend: Backend, subscri
     assert subscription.answer(1).finish_reason is None
 
 
+def test_what_its_client_names_is_cancelled(backend: Backend, subscription: Subscription, name: str) -> None:
+    inputs = subscription.inputs | {"send_admission": True, "text_input": "Hello", "sampling_parameters": LONG}
+    with backend.open(id=name, **inputs, stream_id=1) as events:
+        next(events)
+        subscription.wait_for(lambda: subscription.answer(1).tokens > 5, "some tokens")
+        backend.generate(**subscription.inputs, acknowledged=0, cancelled="[1, 7]")
+        assert list(events) == []
+    line = backend.wait_for_log(f"request '{name}' cancelled by its client after ")
+    assert int(line.split(" after ")[1].split()[0]) < 3000
+
+
 def test_without_its_subscription_a_stream_goes_on_by_itself(backend: Backend, name: str) -> None:
     """And a new subscription takes it back. Nothing is lost, whatever was on its way."""
     greedy = sampling(max_tokens=700, temperature=0, ignore_eos=True)
