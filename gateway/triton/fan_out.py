@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from gateway.openai.errors import ApiError
 from gateway.triton.contract import Delta
-from gateway.triton.generation import Generation
+from gateway.triton.generate import Borrower
+from gateway.triton.generation import Generation, Lent
 
 News = list[tuple[int, list[Delta] | None]]
 """(number of the generation, what came of it; None: it has ended), in the order in which it came."""
@@ -85,6 +86,10 @@ class FanOut:
         if not news:
             raise self._failure
         return news
+
+    def lend(self, borrower: Borrower) -> Lent | None:
+        """`Generation.lend` of the only one; None where there are more."""
+        return self._generations[0].lend(borrower) if len(self._generations) == 1 else None
 
     def cancel(self, reason: Exception) -> None:
         """Stop the engine's work; whoever waits in `open` or `next` gets `reason`."""
