@@ -35,7 +35,7 @@ class Protocol(HttpToolsProtocol):
         self._in_head = True
         super().on_message_begin()
         if self.scheme == "http":
-            self.scope[CLIENT] = self.transport  # type: ignore[typeddict-unknown-key]
+            self.scope[CLIENT] = self.transport  # type: ignore[literal-required]
 
     def on_headers_complete(self) -> None:
         self._in_head = False

@@ -117,8 +117,8 @@ class Passage:
         self._answer.relayed(outcome.prompt_tokens, outcome.tokens)
         self._record.relayed(self._answer.index, outcome.tally, outcome.gap_sum, outcome.last)
         if outcome.unsent and not self._client.is_closing():
-            # Of a chunk, ahead of all else. The client does not read: whoever writes next has to wait for it, as it would
-            # with what a server has not got rid of.
+            # The end of a chunk, ahead of all else. The client does not read: the next write has to wait for it, as it
+            # would with much that the server has not got rid of.
             self._client.set_write_buffer_limits(0)
             self._client.write(outcome.unsent)
             self._client.set_write_buffer_limits()
