@@ -95,7 +95,7 @@ def streams() -> Iterator[tuple[str, str, dict[str, Any], bool]]:
     yield "no echo of a prompt alone", COMPLETIONS, completion(stream=True, max_tokens=0, echo=True), False
 
 
-STREAMS = {name: rest for name, *rest in streams()}
+STREAMS = {name: (path, body, is_text) for name, path, body, is_text in streams()}
 
 
 @pytest.mark.parametrize("name", STREAMS)
