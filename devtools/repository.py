@@ -25,8 +25,9 @@ def write_model(target: Path, deployment: str, model: Path, overrides: Mapping[s
     (folder / "1" / "model.json").write_text(json.dumps(kept, indent=2) + "\n")
 
 
-def write_backends(target: Path, server: Path, backend: Path) -> None:
-    """Triton's backend folder: its own Python backend, and ours under the name `vllm`.
+def write_backends(target: Path, server: Path, model: Path, *packages: Path) -> None:
+    """Triton's backend folder: its own Python backend, and under the name `vllm` the file `model` with the packages
+    that it imports.
 
     Links, so that the server's library still finds its neighbours and a change of the backend needs no copy.
     """
@@ -34,5 +35,6 @@ def write_backends(target: Path, server: Path, backend: Path) -> None:
     (target / "python").symlink_to(server / "backends" / "python")
     ours = target / "vllm"
     ours.mkdir()
-    (ours / "model.py").symlink_to(backend / "model.py")
-    (ours / backend.name).symlink_to(backend)
+    (ours / "model.py").symlink_to(model)
+    for package in packages:
+        (ours / package.name).symlink_to(package)

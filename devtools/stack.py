@@ -35,6 +35,13 @@ _ATTEMPTS = 2
 # The server's lines about its models.
 _LOADING = re.compile(r"\"(?:loading: (\S+):\d+|successfully loaded '(\S+)')\"")
 
+# For an engine inside a real tritonserver: what its Python backend loads, and the packages that this imports.
+_BACKENDS = {
+    "triton": (ROOT / "vllm_backend" / "model.py", ROOT / "vllm_backend"),
+    "synthetic": (ROOT / "bench" / "synthetic" / "model.py", ROOT / "vllm_backend", ROOT / "bench"),
+}
+_STARTED = (*_BACKENDS, "mock")
+
 Say = Callable[[str], None]
 
 
@@ -81,9 +88,11 @@ class Ports:
 class StackConfig:
     """What to start.
 
-    `engine` is `triton` (a real tritonserver with vLLM), `mock` (bench.mock_engine), or the URL of a Triton that runs.
+    `engine` is `triton` (a real tritonserver with vLLM), `synthetic` (the same with bench.synthetic in vLLM's place),
+    `mock` (bench.mock_engine), or the URL of a Triton that runs.
     `models` are deployments of model_repository/, each with the engine arguments that replace those of its model.json.
-    `metrics_proxy` is for `triton`: the metrics of Triton, vLLM and, if there is one, the gateway on one page.
+    `metrics_proxy` is for a real tritonserver: the metrics of Triton, vLLM and, if there is one, the gateway on one
+    page.
     """
 
     engine: str = "triton"
@@ -125,7 +134,7 @@ class Stack:
     @property
     def triton_url(self) -> str:
         """The base URL of the engine's Triton HTTP port."""
-        if self.config.engine in ("triton", "mock"):
+        if self.config.engine in _STARTED:
             return f"http://{HOST}:{self.config.ports.triton_http}"
         return self.config.engine
 
@@ -142,7 +151,7 @@ class Stack:
             self.services = []
             if self.config.engine == "mock":
                 self._start_mock(say)
-            elif self.config.engine == "triton":
+            elif self.config.engine in _BACKENDS:
                 self._start_triton(say)
             if self.config.gateway:
                 self._start_gateway(say)
@@ -166,11 +175,11 @@ class Stack:
 
     def prepare(self) -> None:
         """Makes what is not there yet: the server, the engine's environment, the models. Shows each on the screen."""
-        if self.config.engine == "triton":
+        if self.config.engine in _BACKENDS:
             python = engine_python()
             environments.engine()
             triton.server(python)
-        if self.config.engine in ("triton", "mock"):
+        if self.config.engine in _STARTED:
             for deployment in self.config.models:
                 models.folder(deployment, self._python)
 
@@ -192,7 +201,7 @@ class Stack:
         server = triton.server(engine_python())
         engine = environments.engine()
         self._write_models()
-        repository.write_backends(self.state / "backends", server, ROOT / "vllm_backend")
+        repository.write_backends(self.state / "backends", server, *_BACKENDS[self.config.engine])
         (self.state / "empty").mkdir()
         ports = self.config.ports
         shared_memory = f"triton_vllm_stack_{os.getpid()}_{ports.triton_http}_"
@@ -230,7 +239,7 @@ class Stack:
     def _start_gateway(self, say: Say) -> None:
         command = ["-m", "gateway", "--host", HOST, "--port", str(self.config.ports.gateway)]
         command += ["--triton", self.triton_url]
-        if self.config.engine in ("triton", "mock"):
+        if self.config.engine in _STARTED:
             command += ["--model-repository", str(self.repository)]
         command += self.config.gateway_arguments
         self._launch("gateway", [self._python, *command], env=_services_env(), cwd=ROOT)
@@ -239,7 +248,7 @@ class Stack:
     def _check_models(self) -> None:
         """Raises DevError where the Triton that runs already has none of the gateway's models: it will not get one by
         waiting."""
-        if self.config.engine in ("triton", "mock"):
+        if self.config.engine in _STARTED:
             return
         states = not_ready(f"{self.url}/health/ready")
         if states and all(_NOT_THERE in state for state in states):

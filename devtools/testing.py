@@ -17,6 +17,8 @@ TIERS = {
     "long": "take minutes each",
     "soak": "let everything happen at once for ten minutes (SOAK_SECONDS=60: for one)",
 }
+# The tests that start a real tritonserver.
+_REAL = (ROOT / "tests" / "real", ROOT / "tests" / "egress")
 _NO_TESTS = 5  # pytest's exit code when it selected nothing.
 
 
@@ -61,9 +63,10 @@ def run_tests(tier: str | None, arguments: list[str]) -> int:
 def _needs_engine(arguments: list[str]) -> bool:
     """Only if no path is given, or one from which tests of the real stack are collected."""
     paths = [argument.partition("::")[0] for argument in arguments if (ROOT / argument.partition("::")[0]).exists()]
-    real = ROOT / "tests" / "real"
     resolved = [(ROOT / path).resolve() for path in paths]
-    return not paths or any(path.is_relative_to(real) or real.is_relative_to(path) for path in resolved)
+    return not paths or any(
+        path.is_relative_to(real) or real.is_relative_to(path) for path in resolved for real in _REAL
+    )
 
 
 def lint() -> int:

@@ -22,6 +22,7 @@ from starlette.exceptions import HTTPException
 from gateway.access.authentication import Access
 from gateway.api import admin, document
 from gateway.api.admin_models import model_routes
+from gateway.api.aside import switch_early
 from gateway.api.chat import Chat
 from gateway.api.completions import Completions
 from gateway.api.generate import GenerateRoute
@@ -114,6 +115,7 @@ class Gateway:
             await self._checker.close()
             # Nothing is served yet; an exception here would only become a stack trace of uvicorn's.
             os._exit(1)
+        switch_early()
         self._loop = asyncio.get_running_loop()
         self._relay.open()
         await self._desk.start()

@@ -19,7 +19,7 @@ from gateway.openai.errors import ApiError, unavailable
 from gateway.output.parsers import OutputFormat, recognise
 from gateway.output.tools import FAMILIES
 from gateway.repository import EngineArguments
-from gateway.settings import NO_PARSER, ModelSettings
+from gateway.settings import NO_PARSER, BatchedEgress, ModelSettings
 from gateway.tokenizer import ModelTokenizer
 from gateway.translate.prompt import ChatTemplate
 from gateway.translate.sampling import model_defaults
@@ -52,7 +52,8 @@ class ServedModel:
     length where settings or engine arguments say it; `trained_len` what the model's own configuration
     says, which the engine may stretch or cut. `no_tokenizer` says, in a sentence for the client, why there is no
     `tokenizer`. `output` is how its answers write calls and thinking; `tool_structural_tag` whether calls that it
-    may make are kept valid by the engine; `weight` its part of the requests for a name that it shares with others."""
+    may make are kept valid by the engine; `weight` its part of the requests for a name that it shares with others;
+    `batched_egress` how its tokens come back (`gateway.triton.paths`)."""
 
     names: tuple[str, ...]
     triton_model: str
@@ -68,6 +69,7 @@ class ServedModel:
     output: OutputFormat
     tool_structural_tag: bool
     weight: int | None = None
+    batched_egress: BatchedEgress = "auto"
 
     def chat_template(self) -> ChatTemplate:
         """Raises a 400 where it has none."""
@@ -125,6 +127,7 @@ def read_model(model: ModelSettings, engine: EngineArguments) -> ServedModel:
         output=output,
         tool_structural_tag=model.tool_structural_tag,
         weight=model.weight,
+        batched_egress=model.batched_egress,
     )
 
 

@@ -33,6 +33,8 @@ from service_base.types import (
 NO_PARSER = "none"
 """The parser of a model whose answers are all content."""
 
+BatchedEgress = Literal["auto", "never", "always"]
+
 GrammarBackend = Literal["guidance", "xgrammar", "outlines", "lm-format-enforcer", "auto"]
 
 # What a path of a URL may hold unescaped (RFC 3986, section 3.3): the name goes into a request line.
@@ -88,6 +90,9 @@ class ModelSettings(BaseModel):
     tool_structural_tag: bool = Field(
         False, description="keep calls that the model may make (tool_choice auto) valid by a structural tag"
     )
+    batched_egress: BatchedEgress = Field(
+        "auto", description="whether tokens come one message per engine step; always: 503 where the backend cannot"
+    )
     weight: int | None = Field(
         None, ge=0, le=1_000_000, description="its part of the requests for a name that several models share"
     )
@@ -133,6 +138,9 @@ class Settings(ServiceSettings):
         False, description="refuse unknown request fields instead of ignoring them with a warning"
     )
     max_body_bytes: Bytes = Field(4 * 1024 * 1024, ge=1024, description="largest request body; a larger one is 413")
+    stream_buffer_bytes: Bytes = Field(
+        1024 * 1024, ge=1024, description="text that may wait for a slow client of a batched stream; more ends it"
+    )
     max_in_flight: Count = Field(
         1024, description="open generations per model, one for each choice of a request; one more waits"
     )

@@ -1,5 +1,5 @@
 """What holds for every test: in CI a skip is a failure, unless the test is marked `gpu`; no example of Hypothesis has a
-time limit.
+time limit; a real tritonserver is asked for by the fixture `engine_platform`.
 
 A skipped test proves nothing, and in CI nobody reads why it was skipped. How long an example takes says something
 about the machine, not about the code.
@@ -12,6 +12,9 @@ from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from devtools import preconditions, pythons
+from devtools.errors import DevError
 
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
@@ -29,6 +32,16 @@ def _log_level() -> Iterator[None]:
     level = logging.getLogger().level
     yield
     logging.getLogger().setLevel(level)
+
+
+@pytest.fixture(scope="session")
+def engine_platform() -> None:
+    """Skips, with the reason, where a real tritonserver cannot run."""
+    try:
+        preconditions.check_engine_platform()
+        pythons.engine_python()
+    except DevError as problem:
+        pytest.skip(str(problem))
 
 
 def _refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:

@@ -26,7 +26,7 @@ class ResponseSender(Protocol):
 
 
 class Channel:
-    """The way back to the client of one request. Any thread may finish it; only one thread may send."""
+    """The way back to the client of one request, for any thread."""
 
     def __init__(self, sender: ResponseSender, final_flag: int) -> None:
         self._sender = sender
@@ -35,8 +35,10 @@ class Channel:
         self._finished = False
 
     def send(self, response: Any) -> None:
-        """Sends a response that is not the last one."""
-        self._sender.send(response)
+        """Sends a response that is not the last one; nothing once the channel is finished."""
+        with self._lock:
+            if not self._finished:
+                self._sender.send(response)
 
     def finish(self, response: Any = None) -> None:
         """Sends the final flag, with the last response if there is one. A second call does nothing."""

@@ -29,6 +29,11 @@ TRUNCATION_SIDE = "truncation_side"
 CACHE_SALT = "cache_salt"
 SESSION_ID = "session_id"
 REASONING_ENDED = "reasoning_ended"
+BATCHED_EGRESS = "batched_egress"
+SUBSCRIBER = "subscriber"
+STREAM_ID = "stream_id"
+ACKNOWLEDGED = "acknowledged"
+RESUME = "resume"
 IMAGE = "image"
 EMBEDDING_REQUEST = "embedding_request"
 
@@ -42,6 +47,7 @@ PROMPT_LOGPROBS = "prompt_logprobs"
 TOKEN_IDS = "token_ids"
 PROMPT_TOKEN_IDS = "prompt_token_ids"
 STOP_REASON = "stop_reason"
+NUM_OUTPUT_CHARACTERS = "num_output_characters"
 
 OUTPUTS = (
     Tensor(TEXT_OUTPUT, "TYPE_STRING", (-1,)),
@@ -54,10 +60,16 @@ OUTPUTS = (
     Tensor(TOKEN_IDS, "TYPE_STRING", (-1,)),
     Tensor(PROMPT_TOKEN_IDS, "TYPE_STRING", (-1,)),
     Tensor(STOP_REASON, "TYPE_STRING", (-1,)),
+    Tensor(NUM_OUTPUT_CHARACTERS, "TYPE_UINT32", (1,)),
 )
 
-RETURN_FLAGS = {f"return_{output.name}": output.name for output in OUTPUTS if output.name != TEXT_OUTPUT}
-"""The BOOL input that asks for an output, to that output's name. `text_output` is always sent."""
+RETURN_FLAGS = {
+    f"return_{output.name}": output.name
+    for output in OUTPUTS
+    if output.name not in (TEXT_OUTPUT, NUM_OUTPUT_CHARACTERS)
+}
+"""The BOOL input that asks for an output, to that output's name. `text_output` is always sent, and the number of
+characters in the final response of batched egress alone."""
 
 INPUTS = (
     Tensor(TEXT_INPUT, "TYPE_STRING", (1,), optional=True),
@@ -74,6 +86,11 @@ INPUTS = (
     Tensor(SESSION_ID, "TYPE_STRING", (1,), optional=True),
     Tensor(REASONING_ENDED, "TYPE_BOOL", (1,), optional=True),
     *(Tensor(flag, "TYPE_BOOL", (1,), optional=True) for flag in RETURN_FLAGS),
+    Tensor(BATCHED_EGRESS, "TYPE_BOOL", (1,), optional=True),
+    Tensor(SUBSCRIBER, "TYPE_STRING", (1,), optional=True),
+    Tensor(STREAM_ID, "TYPE_INT64", (1,), optional=True),
+    Tensor(ACKNOWLEDGED, "TYPE_INT64", (1,), optional=True),
+    Tensor(RESUME, "TYPE_STRING", (1,), optional=True),
     Tensor(IMAGE, "TYPE_STRING", (-1,), optional=True),
     Tensor(EMBEDDING_REQUEST, "TYPE_STRING", (1,), optional=True),
 )
@@ -88,6 +105,12 @@ stores behind the prefix cache use."""
 
 SESSION_ID_LENGTH = 1024
 """At most so many characters; vLLM sets no limit."""
+
+EGRESS_VERSION = 1
+"""Of the protocol in EGRESS.md, as the first message of a subscription says it."""
+
+SUBSCRIBER_PATTERN = r"[0-9a-f-]{16,64}"
+"""Who knows a subscriber's name can take over its streams, so it is chosen at random."""
 
 UNFINISHED = "None"
 """The text of `finish_reason` in every response but the last."""

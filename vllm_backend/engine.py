@@ -7,6 +7,7 @@ import asyncio
 import dataclasses
 import re
 import uuid
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,7 +16,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
 from vllm.inputs import TextPrompt, TokensPrompt
 from vllm.logprobs import PromptLogprobs
-from vllm.outputs import CompletionOutput
+from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.platforms import current_platform
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.sampling_params import RepetitionDetectionParams, RequestOutputKind, StructuredOutputsParams
@@ -85,16 +86,28 @@ class Generation:
         try:
             # Without an await while there is something to read: fewer switches of task under load.
             result = self._queue.get_nowait() or await self._queue.get()
-        except EngineDeadError as error:
-            raise Unavailable(ENGINE_STOPPED) from error
         except Exception as error:
-            raise Internal("the engine failed on this request; the cause is in the server's log.") from error
-        (output,) = result.outputs
-        if output.finish_reason == "error":
-            raise self._engine_error()
-        if result.prompt_logprobs:
-            self._prompt_logprobs = result.prompt_logprobs
-        return output
+            raise _failure(error) from error
+        return self._output(result)
+
+    def follow(self, put: Callable[[CompletionOutput | RequestError], None]) -> None:
+        """From now on `put` is called with every output as soon as there is one, and at once with what has come until
+        now; with an error in its place if the request cannot be finished. On the event loop, in the midst of the
+        engine's own work for a step: it wakes no task, must be quick, and must not raise."""
+
+        def take(result: RequestOutput | Exception) -> None:
+            try:
+                if isinstance(result, Exception):
+                    raise _failure(result) from result
+                output: CompletionOutput | RequestError = self._output(result)
+            except RequestError as error:
+                output = error
+            put(output)
+
+        waiting, self._queue.output = self._queue.output, None
+        self._queue.put = take
+        if waiting is not None:
+            take(waiting)
 
     def take_prompt_logprobs(self) -> PromptLogprobs | None:
         """The logprobs of the prompt's tokens if an output has brought them since the last call: the first one does,
@@ -105,6 +118,14 @@ class Generation:
     async def abort(self) -> None:
         """Frees what the engine holds for this request. For requests that have not finished."""
         await self._llm.abort(self._request_id)
+
+    def _output(self, result: RequestOutput) -> CompletionOutput:
+        (output,) = result.outputs
+        if output.finish_reason == "error":
+            raise self._engine_error()
+        if result.prompt_logprobs:
+            self._prompt_logprobs = result.prompt_logprobs
+        return output
 
     def _engine_error(self) -> Internal:
         if self._constraint is None:
@@ -357,6 +378,13 @@ class Engine:
         if len(text) <= longest:
             return text
         return text[-longest:] if (truncation.side or tokenizer.truncation_side) == "left" else text[:longest]
+
+
+def _failure(error: Exception) -> RequestError:
+    """What a client is told of an error that vLLM gives in place of an output."""
+    if isinstance(error, EngineDeadError):
+        return Unavailable(ENGINE_STOPPED)
+    return Internal("the engine failed on this request; the cause is in the server's log.")
 
 
 def _sampling_params(request: GenerateRequest) -> SamplingParams:

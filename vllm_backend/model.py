@@ -1,31 +1,33 @@
 """Triton's side: the Python backend's entry points, and the course of a request between Triton and the engine.
 
 Triton's Python backend loads this file from the folder of the backend `vllm` and calls `TritonPythonModel`. It runs
-on three threads: Triton's calls `execute`, which only reads the tensors; the event loop runs the engine's client and
-sends every response of an admitted request; the sweep asks for cancellations (`cancel.py`)."""
+on several threads: Triton's calls `execute`, which only reads the tensors; the event loop runs the engine's client and
+sends every response of an admitted request, but the rows of batched egress, which each subscriber's own thread sends
+(`egress.py`); the sweep asks for cancellations (`cancel.py`)."""
 
 import asyncio
 import json
 import os
 import threading
 import traceback
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import triton_python_backend_utils as pb_utils
 
-from vllm_backend import alive, contract
+from vllm_backend import alive, contract, egress
 from vllm_backend.cancel import Channel, Sweeper
 from vllm_backend.contract import Internal, InvalidArgument, RequestError, StartError, Unavailable
 from vllm_backend.model_json import read_model_json
 from vllm_backend.orphan import end_with_parent
-from vllm_backend.request import GenerateRequest, parse_request
-from vllm_backend.response import ResponseBuilder, Tensors
+from vllm_backend.request import Acknowledgement, GenerateRequest, Request, SubscriptionRequest, parse_request
+from vllm_backend.response import ResponseBuilder, RowOutputs, Tensors, text_tensors
 from vllm_backend.versions import check_version, installed_version
 
 if TYPE_CHECKING:
-    from vllm_backend.engine import Generation
+    from vllm_backend.engine import Engine, Generation
 
 _T = TypeVar("_T")
 
@@ -41,14 +43,41 @@ class Call:
         """The id that the client gave its request, for the log alone."""
         self.tokens = 0
         """Tokens sent so far."""
+        self.stream: egress.Stream | None = None
+        """Where its output goes if it is not sent in responses of its own."""
+        self.delivered = asyncio.Event()
+        """Set when the stream's output has got to the client."""
         self.task: asyncio.Task[None] | None = None
         self.cancelled_by_client = False
+        self.error: RequestError = Unavailable(UNLOADING)
+        """Why it was cancelled, if not by its client."""
 
     def cancel(self) -> None:
         """The client has gone away. On the event loop."""
         self.cancelled_by_client = True
         assert self.task is not None
         self.task.cancel()
+
+    def abort(self, error: RequestError) -> None:
+        """Ends it with an error. On the event loop."""
+        self.error = error
+        assert self.task is not None
+        self.task.cancel()
+
+
+class TextWay:
+    """A channel for texts. `closed` is called when it has been finished."""
+
+    def __init__(self, channel: Channel, closed: Callable[[Channel], None] = lambda channel: None) -> None:
+        self._channel = channel
+        self._closed = closed
+
+    def send(self, text: bytes) -> None:
+        self._channel.send(_response(text_tensors(text)))
+
+    def finish(self, text: bytes | None) -> None:
+        self._channel.finish(None if text is None else _response(text_tensors(text)))
+        self._closed(self._channel)
 
 
 class TritonPythonModel:
@@ -88,19 +117,26 @@ class TritonPythonModel:
             metrics = os.environ.get(alive.VARIABLE)
             if metrics:
                 alive.claim(Path(metrics))
-            # Here and not at the top: auto-completion must not pay for it, and a wrong version must not get this far.
-            from vllm_backend.engine import Engine, engine_args
-
             self._loop = asyncio.new_event_loop()
             self._loop_thread = threading.Thread(target=self._loop.run_forever, name="engine-client", daemon=True)
             self._loop_thread.start()
-            self._engine = self._on_loop(Engine.start(engine_args(values)))
+            self._engine = self._on_loop(self._start_engine(values))
             if metrics and (problem := alive.hold(Path(metrics))):
                 pb_utils.Logger.log_warn(problem)
         except StartError as error:
             raise pb_utils.TritonModelException(str(error)) from None
         self._sweeper = Sweeper()
         self._sweeper.start()
+        # Only now: auto-completion must not pay for it.
+        from msgspec import json as msgspec_json
+
+        self._registry = egress.Registry(
+            encode=msgspec_json.Encoder().encode,
+            call_soon=self._loop.call_soon,
+            call_soon_threadsafe=self._loop.call_soon_threadsafe,
+            log=pb_utils.Logger.log_info,
+        )
+        self._ticks: asyncio.TimerHandle | None = None
         self._watcher = asyncio.run_coroutine_threadsafe(self._watch_engine(), self._loop)
 
     def execute(self, requests: list[Any]) -> None:
@@ -130,6 +166,14 @@ class TritonPythonModel:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._loop_thread.join()
         self._loop.close()
+
+    def _start_engine(self, values: dict[str, Any]) -> Coroutine[Any, Any, "Engine"]:
+        """The start of the engine with the arguments of a `model.json`, to be awaited on the event loop. Raises
+        StartError, as the coroutine does. The benchmarks' model has another engine behind the same interface."""
+        # Here and not at the top: auto-completion must not pay for it, and a wrong version must not get this far.
+        from vllm_backend.engine import Engine, engine_args
+
+        return Engine.start(engine_args(values))
 
     def _read_config(self, config: dict[str, Any]) -> None:
         if not config.get("model_transaction_policy", {}).get("decoupled"):
@@ -161,12 +205,44 @@ class TritonPythonModel:
 
     # From here on, everything runs on the event loop.
 
-    def _begin(self, call: Call, request: GenerateRequest) -> None:
-        if self._closing:
-            call.channel.finish(_error_response(Unavailable(UNLOADING)))
-            return
+    def _begin(self, call: Call, request: Request) -> None:
+        try:
+            if self._closing:
+                raise Unavailable(UNLOADING)
+            if isinstance(request, SubscriptionRequest):
+                self._subscribe(call.channel, request)
+            elif isinstance(request, Acknowledgement):
+                self._registry.acknowledge(request)
+                call.channel.finish(_response(text_tensors(b"")))
+            else:
+                self._generate(call, request)
+        except RequestError as error:
+            call.channel.finish(_error_response(error))
+
+    def _subscribe(self, channel: Channel, request: SubscriptionRequest) -> None:
+        way = TextWay(channel, self._sweeper.forget)
+        gone = partial(self._registry.lose, request.subscriber, way)
+        self._sweeper.watch(channel, lambda: self._loop.call_soon_threadsafe(gone))
+        self._registry.subscribe(request, way)
+        self._keep_ticking()
+
+    def _generate(self, call: Call, request: GenerateRequest) -> None:
+        if request.batched is not None:
+            own = TextWay(call.channel)
+            call.stream = self._registry.open(request.batched, own, call.delivered.set, call.abort)
+            self._keep_ticking()
         self._calls.add(call)
         call.task = self._loop.create_task(self._serve(call, request))
+
+    def _keep_ticking(self) -> None:
+        if self._ticks is None:
+            self._ticks = self._loop.call_later(egress.TICK, self._tick)
+
+    def _tick(self) -> None:
+        self._ticks = None
+        self._registry.tick()
+        if len(self._registry):
+            self._keep_ticking()
 
     async def _serve(self, call: Call, request: GenerateRequest) -> None:
         """The whole course of one request. Whatever happens, the channel is finished exactly once."""
@@ -178,7 +254,7 @@ class TritonPythonModel:
             last = await self._answer(call, request, generation)
         except asyncio.CancelledError:
             if not call.cancelled_by_client:
-                last = _error_response(Unavailable(UNLOADING))
+                last = _error_response(call.error)
         except RequestError as error:
             if isinstance(error, Internal):
                 _log_failure(call.client_id, error.text, error.__cause__)
@@ -189,6 +265,8 @@ class TritonPythonModel:
             self._sweeper.forget(call.channel)
             self._calls.discard(call)
             call.channel.finish(last)
+            if call.stream is not None:
+                call.stream.close()
         if call.cancelled_by_client:
             pb_utils.Logger.log_info(
                 f"request {call.client_id!r} cancelled by its client after {call.tokens} tokens; "
@@ -203,6 +281,12 @@ class TritonPythonModel:
             builder = ResponseBuilder(request, generation)
             if request.send_admission:
                 call.channel.send(_response(builder.admission()))
+            if call.stream is not None:
+                call.stream.outputs = RowOutputs.of(request, generation)
+                generation.follow(call.stream.put)
+                last = await self._delivered(call, call.stream, builder)
+                finished = True
+                return last
             while True:
                 output = await generation.next_output()
                 response = _response(builder.build(output))
@@ -213,7 +297,21 @@ class TritonPythonModel:
                 call.channel.send(response)
         finally:
             if not finished:
+                if call.stream is not None:
+                    # First: nobody is told of the abortion.
+                    call.stream.close()
                 await generation.abort()
+
+    async def _delivered(self, call: Call, stream: egress.Stream, builder: ResponseBuilder) -> Any:
+        """The last response of a request whose output goes by rows, when these have got to the client."""
+        try:
+            await call.delivered.wait()
+        finally:
+            call.tokens = stream.tokens
+        if stream.error is not None:
+            raise stream.error
+        assert stream.finish_reason is not None
+        return _response(builder.final(stream.finish_reason, stream.tokens, stream.characters))
 
     async def _watch_engine(self) -> None:
         """Says once in the log that the engine has died, and takes the model out of service if it is set up so."""
@@ -231,6 +329,9 @@ class TritonPythonModel:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._ticks is not None:
+            self._ticks.cancel()
+        self._registry.unload()
 
 
 def _response(tensors: Tensors) -> Any:

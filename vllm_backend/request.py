@@ -1,6 +1,8 @@
-"""A request's input tensors, read once into a typed value. Pure: numpy arrays in, `GenerateRequest` out, no vLLM and
-no Triton."""
+"""A request's input tensors, read once into a typed value. Pure: numpy arrays in, a `GenerateRequest` out, or one of
+the two requests of batched egress that are no generation; no vLLM and no Triton."""
 
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -25,6 +27,42 @@ class Truncation:
     side: str | None
     """Where tokens are cut off: `left`, `right`, or None: where the tokenizer does it by itself, which vLLM sets to the
     left; a text then keeps its special tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How much of a stream there is in front of a place in it."""
+
+    stream_id: int
+    tokens: int
+    characters: int
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionRequest:
+    """Asks for the rows of a subscriber's streams, see EGRESS.md."""
+
+    subscriber: str
+    resume: tuple[Position, ...]
+    """The streams whose rows are to be sent again, and from where."""
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledgement:
+    """Says what of a subscription has been applied."""
+
+    subscriber: str
+    acknowledged: int
+    """The number of the last message up to which all have been."""
+    resume: tuple[Position, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamName:
+    """Whose stream an answer is, and which of them: its output goes by the subscriber's rows."""
+
+    subscriber: str
+    stream_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +95,43 @@ class GenerateRequest:
     """Whether the `logprobs` output holds something: it is asked for token by token in the sampling parameters."""
     sampling: dict[str, Any]
     """Arguments of vLLM's `SamplingParams`, see `sampling.parse_sampling`."""
+    batched: StreamName | None = None
+    """None: every output of the engine is a response."""
 
 
-def parse_request(inputs: Inputs) -> GenerateRequest:
+Request = GenerateRequest | SubscriptionRequest | Acknowledgement
+
+
+def parse_request(inputs: Inputs) -> Request:
     """Reads the tensors of one request, by name. Raises InvalidArgument."""
     for name in contract.NOT_YET_SUPPORTED:
         if name in inputs:
             raise InvalidArgument(name, "not supported yet.")
+    if not _flag(inputs, contract.BATCHED_EGRESS, default=False):
+        for name in _EGRESS_INPUTS:
+            if name in inputs:
+                raise InvalidArgument(name, f"needs {contract.BATCHED_EGRESS}, which is absent or false.")
+        return _generate_request(inputs, None)
+    subscriber = _subscriber(inputs)
+    if contract.STREAM_ID in inputs or contract.TEXT_INPUT in inputs or contract.INPUT_IDS in inputs:
+        return _generate_request(inputs, StreamName(subscriber, _stream_id(inputs)))
+    # Neither generates anything, so what a generation could be told would be ignored.
+    for name in inputs:
+        if name not in _EGRESS_INPUTS and name != contract.BATCHED_EGRESS:
+            raise InvalidArgument(name, "must be absent from a request of batched egress without a prompt.")
+    resume = _resume(inputs)
+    acknowledged = _integer(inputs, contract.ACKNOWLEDGED)
+    if acknowledged is None:
+        return SubscriptionRequest(subscriber, resume)
+    if acknowledged < 0:
+        raise InvalidArgument(contract.ACKNOWLEDGED, f"must be the number of a message, or 0, not {acknowledged}.")
+    return Acknowledgement(subscriber, acknowledged, resume)
+
+
+_EGRESS_INPUTS = (contract.SUBSCRIBER, contract.STREAM_ID, contract.ACKNOWLEDGED, contract.RESUME)
+
+
+def _generate_request(inputs: Inputs, batched: StreamName | None) -> GenerateRequest:
     prompt = _prompt(inputs)
     stream = _flag(inputs, contract.STREAM, default=False)
     is_text = isinstance(prompt, str)
@@ -88,6 +156,10 @@ def parse_request(inputs: Inputs) -> GenerateRequest:
     if contract.CUMULATIVE_LOGPROB in outputs and not token_logprobs:
         # vLLM sums up only what it is asked to compute; 0 is the sampled token's own.
         sampling["logprobs"] = 0
+    send_admission = _flag(inputs, contract.SEND_ADMISSION, default=False)
+    for name, is_set in ((contract.STREAM, stream), (contract.SEND_ADMISSION, send_admission)):
+        if batched is not None and not is_set:
+            raise InvalidArgument(name, f"must be true, since {contract.BATCHED_EGRESS} is.")
     return GenerateRequest(
         prompt=prompt,
         add_special_tokens=add_special_tokens,
@@ -98,10 +170,11 @@ def parse_request(inputs: Inputs) -> GenerateRequest:
         priority=_integer(inputs, contract.PRIORITY) or 0,
         stream=stream,
         prepend_prompt=not exclude,
-        send_admission=_flag(inputs, contract.SEND_ADMISSION, default=False),
+        send_admission=send_admission,
         outputs=outputs,
         token_logprobs=token_logprobs,
         sampling=sampling,
+        batched=batched,
     )
 
 
@@ -152,6 +225,54 @@ def _session_id(inputs: Inputs) -> str | None:
     if session is not None and not 0 < len(session) <= contract.SESSION_ID_LENGTH:
         raise InvalidArgument(contract.SESSION_ID, f"must be 1 to {contract.SESSION_ID_LENGTH} characters.")
     return session
+
+
+def _subscriber(inputs: Inputs) -> str:
+    subscriber = _text(inputs, contract.SUBSCRIBER)
+    if subscriber is None:
+        raise InvalidArgument(contract.SUBSCRIBER, f"is missing, since {contract.BATCHED_EGRESS} is true.")
+    if not re.fullmatch(contract.SUBSCRIBER_PATTERN, subscriber):
+        raise InvalidArgument(contract.SUBSCRIBER, "must be 16 to 64 characters of 0-9, a-f and '-'.")
+    return subscriber
+
+
+def _stream_id(inputs: Inputs) -> int:
+    for name in (contract.ACKNOWLEDGED, contract.RESUME):
+        if name in inputs:
+            raise InvalidArgument(name, "must be absent from a request for an answer.")
+    stream_id = _integer(inputs, contract.STREAM_ID)
+    if stream_id is None:
+        raise InvalidArgument(contract.STREAM_ID, f"is missing, since {contract.BATCHED_EGRESS} is true.")
+    if stream_id < 1:
+        raise InvalidArgument(contract.STREAM_ID, f"must be at least 1, not {stream_id}.")
+    return stream_id
+
+
+def _resume(inputs: Inputs) -> tuple[Position, ...]:
+    text = _text(inputs, contract.RESUME)
+    if text is None:
+        return ()
+    try:
+        return tuple(_position(value) for value in _list(json.loads(text)))
+    except (ValueError, RecursionError):
+        raise InvalidArgument(
+            contract.RESUME,
+            "must be a JSON list of [stream_id, tokens, characters], whole numbers from 0, the first from 1, "
+            f"not {shown(text)}.",
+        ) from None
+
+
+def _position(value: Any) -> Position:
+    stream_id, tokens, characters = _list(value)
+    if any(type(number) is not int or number < 0 for number in (stream_id, tokens, characters)) or stream_id == 0:
+        raise ValueError
+    return Position(stream_id, tokens, characters)
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError
+    return value
 
 
 def _text(inputs: Inputs, name: str) -> str | None:

@@ -1,6 +1,8 @@
-"""The output tensors of a response, built from what the engine produced. Pure: numpy arrays out, no vLLM and no Triton.
+"""What a client is told of what the engine produced: the output tensors of a response, and the JSON outputs of a row of
+batched egress. Pure: numpy arrays and JSON values out, no vLLM and no Triton.
 
-What a request asked for is decided once, in `ResponseBuilder`; a response then runs one function per tensor.
+What a request asked for is decided once, in `ResponseBuilder` and `RowOutputs`; a response then runs one function per
+tensor.
 """
 
 import json
@@ -70,17 +72,17 @@ class ResponseBuilder:
         self._prefix = request.prompt if request.prepend_prompt and isinstance(request.prompt, str) else ""
         self._prompt = prompt
         self._prompt_ids_sent = False
-        prompt_length = np.array([len(prompt.prompt_token_ids)], dtype=np.uint32)
+        self._prompt_length = prompt_length = _count(len(prompt.prompt_token_ids))
         encoders: dict[str, Callable[[Completion], NDArray[Any]]] = {
             contract.FINISH_REASON: lambda completion: _strings(completion.finish_reason or contract.UNFINISHED),
             contract.CUMULATIVE_LOGPROB: lambda completion: np.array([completion.cumulative_logprob], dtype=np.float32),
             contract.LOGPROBS: (
-                (lambda completion: _strings(_logprobs_json(completion.logprobs or ())))
+                (lambda completion: _strings(json.dumps(_logprobs_values(completion.logprobs or ()))))
                 if request.token_logprobs
                 else (lambda completion: _NULL)
             ),
             contract.NUM_INPUT_TOKENS: lambda completion: prompt_length,
-            contract.NUM_OUTPUT_TOKENS: lambda completion: np.array([len(completion.token_ids)], dtype=np.uint32),
+            contract.NUM_OUTPUT_TOKENS: lambda completion: _count(len(completion.token_ids)),
             contract.PROMPT_LOGPROBS: lambda completion: self._prompt_logprobs(),
             contract.TOKEN_IDS: lambda completion: _strings(json.dumps(list(completion.token_ids))),
             contract.PROMPT_TOKEN_IDS: lambda completion: self._prompt_token_ids(),
@@ -101,9 +103,19 @@ class ResponseBuilder:
         tensors[0] = (contract.TEXT_OUTPUT, _strings(""))
         return tensors
 
+    def final(self, finish_reason: str, tokens: int, characters: int) -> Tensors:
+        """The last response of a request whose output went by rows: how much there was of it in all, and no text."""
+        return [
+            (contract.TEXT_OUTPUT, _strings("")),
+            (contract.FINISH_REASON, _strings(finish_reason)),
+            (contract.NUM_INPUT_TOKENS, self._prompt_length),
+            (contract.NUM_OUTPUT_TOKENS, _count(tokens)),
+            (contract.NUM_OUTPUT_CHARACTERS, _count(characters)),
+        ]
+
     def _prompt_logprobs(self) -> NDArray[Any]:
         logprobs = self._prompt.take_prompt_logprobs()
-        return _NULL if logprobs is None else _strings(_logprobs_json(logprobs))
+        return _NULL if logprobs is None else _strings(json.dumps(_logprobs_values(logprobs)))
 
     def _prompt_token_ids(self) -> NDArray[Any]:
         if self._prompt_ids_sent:
@@ -112,28 +124,105 @@ class ResponseBuilder:
         return _strings(json.dumps(list(self._prompt.prompt_token_ids)))
 
 
+def text_tensors(text: bytes) -> Tensors:
+    """A response that is nothing but a text."""
+    return [(contract.TEXT_OUTPUT, np.array([text], dtype=np.object_))]
+
+
+_KEPT_OUTPUTS = frozenset((contract.TOKEN_IDS, contract.LOGPROBS, contract.PROMPT_LOGPROBS))
+_ROW_OUTPUTS = _KEPT_OUTPUTS | {contract.CUMULATIVE_LOGPROB, contract.STOP_REASON}
+"""The others come with the admission, or are a row's own fields."""
+
+
+class RowOutputs:
+    """The JSON outputs of one request's rows. What there is for each token is kept until it is let go, so that a row
+    can be sent again. An output that is null is left out."""
+
+    def __init__(self, request: GenerateRequest, prompt: Prompt) -> None:
+        self._asked = request.outputs
+        self._prompt = prompt
+        self._token_ids: list[int] | None = [] if contract.TOKEN_IDS in self._asked else None
+        wants_logprobs = contract.LOGPROBS in self._asked and request.token_logprobs
+        self._logprobs: list[dict[int, TokenLogprob] | None] | None = [] if wants_logprobs else None
+        self._prompt_logprobs: Logprobs | None = None
+        self._cumulative_logprob: float | None = None
+        self._stop_reason: int | str | None = None
+        self._let_go = 0
+
+    @classmethod
+    def of(cls, request: GenerateRequest, prompt: Prompt) -> "RowOutputs | None":
+        """None if the request asks for none of them."""
+        return cls(request, prompt) if request.outputs & _ROW_OUTPUTS else None
+
+    def add(self, completion: Completion) -> None:
+        """Takes what belongs to the tokens that follow."""
+        if self._token_ids is not None:
+            self._token_ids.extend(completion.token_ids)
+        if self._logprobs is not None:
+            self._logprobs.extend(completion.logprobs or ())
+        if contract.PROMPT_LOGPROBS in self._asked:
+            self._prompt_logprobs = self._prompt.take_prompt_logprobs() or self._prompt_logprobs
+        if contract.CUMULATIVE_LOGPROB in self._asked:
+            self._cumulative_logprob = completion.cumulative_logprob
+        if contract.STOP_REASON in self._asked:
+            self._stop_reason = completion.stop_reason
+
+    def has(self, tokens: int) -> bool:
+        """Whether nothing that stands behind so many tokens was let go."""
+        return tokens >= self._let_go
+
+    def since(self, tokens: int) -> dict[str, Any]:
+        """The outputs of a row with so many tokens in front of it; `has` must be true."""
+        values: dict[str, Any] = {}
+        if self._token_ids is not None:
+            values[contract.TOKEN_IDS] = self._token_ids[tokens - self._let_go :]
+        if self._logprobs is not None:
+            values[contract.LOGPROBS] = _logprobs_values(self._logprobs[tokens - self._let_go :])
+        if self._prompt_logprobs is not None and tokens == 0:
+            values[contract.PROMPT_LOGPROBS] = _logprobs_values(self._prompt_logprobs)
+        if self._cumulative_logprob is not None:
+            values[contract.CUMULATIVE_LOGPROB] = max(self._cumulative_logprob, LOWEST_LOGPROB)
+        if self._stop_reason is not None:
+            values[contract.STOP_REASON] = self._stop_reason
+        return values
+
+    def let_go(self, tokens: int) -> None:
+        """Nobody will ask again for what belongs to the first so many tokens."""
+        gone = tokens - self._let_go
+        if gone <= 0 or not self._asked & _KEPT_OUTPUTS:
+            return
+        self._let_go = tokens
+        self._prompt_logprobs = None
+        if self._token_ids is not None:
+            del self._token_ids[:gone]
+        if self._logprobs is not None:
+            del self._logprobs[:gone]
+
+
 def _strings(text: str) -> NDArray[Any]:
     return np.array([text.encode()], dtype=np.object_)
+
+
+def _count(number: int) -> NDArray[Any]:
+    return np.array([number], dtype=np.uint32)
 
 
 _NULL = _strings("null")
 
 
-def _logprobs_json(logprobs: Logprobs) -> str:
+def _logprobs_values(logprobs: Logprobs) -> list[dict[str, Any] | None]:
     """`[{token_id: {logprob, rank, decoded_token}, …}, …]`, one object per token, its own key first; null for a token
     that has none. The order is vLLM's own and must be kept."""
-    return json.dumps(
-        [
-            None
-            if position is None
-            else {
-                str(token_id): {
-                    "logprob": max(entry.logprob, LOWEST_LOGPROB),
-                    "rank": entry.rank,
-                    "decoded_token": entry.decoded_token,
-                }
-                for token_id, entry in position.items()
+    return [
+        None
+        if position is None
+        else {
+            str(token_id): {
+                "logprob": max(entry.logprob, LOWEST_LOGPROB),
+                "rank": entry.rank,
+                "decoded_token": entry.decoded_token,
             }
-            for position in logprobs
-        ]
-    )
+            for token_id, entry in position.items()
+        }
+        for position in logprobs
+    ]

@@ -42,6 +42,10 @@ class Chat:
     def count_prompts(self, request: ChatRequest) -> int:
         return 1
 
+    def let_go(self, request: ChatRequest) -> None:
+        # Past the model, which nobody else may change.
+        vars(request)["messages"] = []
+
     def translate(
         self, request: ChatRequest, model: ServedModel, contract: ModelContract, constraint: Constraint | None
     ) -> Translation:

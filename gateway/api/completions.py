@@ -32,6 +32,10 @@ class Completions:
     def count_prompts(self, request: CompletionRequest) -> int:
         return len(_prompts(request))
 
+    def let_go(self, request: CompletionRequest) -> None:
+        # Past the model, which nobody else may change.
+        vars(request)["prompt"] = ""
+
     def translate(
         self, request: CompletionRequest, model: ServedModel, contract: ModelContract, constraint: Constraint | None
     ) -> Translation:

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from gateway.access.keys import Key
+from gateway.api.aside import aside
 from gateway.api.http import (
     CLIENT,
     AsgiSink,
@@ -49,7 +50,7 @@ from gateway.settings import Settings
 from gateway.translate.constraints import both_bind
 from gateway.translate.sampling import for_choice, inputs, refuse_missing, sampling_parameters, without_effect
 from gateway.translate.structured import FIELDS, Constraint, constraint_of
-from gateway.triton.contract import Delta, GenerateRequest, ModelContract, request_body
+from gateway.triton.contract import Delta, GenerateRequest, ModelContract
 from gateway.triton.failure import InstanceFailure
 from gateway.triton.fan_out import FanOut, News
 from gateway.triton.generation import Generation
@@ -122,6 +123,15 @@ class Translation:
     engine_form: Callable[[Constraint], Constraint] = lambda constraint: constraint
     checks: Callable[[Answer], list[Check]] | None = None
 
+    def let_go(self) -> None:
+        """Of the prompt and what else only the making of an answer needs."""
+        self.prompts = ()
+        self.writer = self.parser = self.thinking = _let_go
+
+
+def _let_go(*_: object) -> Any:
+    raise AssertionError("the answer has begun: it is not made anew")
+
 
 class Dialect(Protocol[_Request]):
     """One API of requests for an answer."""
@@ -132,6 +142,9 @@ class Dialect(Protocol[_Request]):
     def parse(self, body: bytes) -> _Request: ...
 
     def count_prompts(self, request: _Request) -> int: ...
+
+    def let_go(self, request: _Request) -> None:
+        """Of the request's prompt, which may be megabytes: its answer has begun, and nothing asks for it again."""
 
     def translate(
         self, request: _Request, model: ServedModel, contract: ModelContract, constraint: Constraint | None
@@ -188,6 +201,7 @@ class _Job(Generic[_Request]):
     course: "_Course"
     is_begun: bool = False
     """Whether something came that another instance would say again."""
+    has_prompt: bool = True
 
     @property
     def model(self) -> ServedModel:
@@ -259,7 +273,9 @@ class GenerateRoute(Generic[_Request]):
                 body = await read_body(scope, receive, self._settings.max_body_bytes)
                 limit.reschedule(deadline + _DEADLINE_GRACE_S)
                 record.body_at = time.monotonic()
-                request = self._dialect.parse(body)
+                record.body_bytes = len(body)
+                request = await aside(len(body), partial(self._dialect.parse, body))
+                del body
                 model = named(self._models, request.model, record.key, self._front.pick(request.model))
                 record.asks(model.names[0], stream=bool(request.stream))
                 self._front.check_size(self._dialect.count_prompts(request), request.n or 1)
@@ -300,7 +316,7 @@ class GenerateRoute(Generic[_Request]):
         client: asyncio.Transport | None,
     ) -> None:
         """Answer one request. An `ApiError` that is raised has not been sent. `deadline` is in the loop's time."""
-        plan = await self._plan(request, model)
+        plan = await self._plan(request, model, record.body_bytes)
         if plan.constraint is not None:
             record.constraint = plan.constraint.kind
             metrics.structured_total.labels(model.names[0], plan.constraint.kind).inc()
@@ -334,9 +350,9 @@ class GenerateRoute(Generic[_Request]):
             alarm.cancel()
 
     async def _plan(
-        self, request: _Request, model: ServedModel, contract: ModelContract | None = None
+        self, request: _Request, model: ServedModel, body_bytes: int, contract: ModelContract | None = None
     ) -> _Plan[_Request]:
-        """In the terms of `contract`, or of one that the model has somewhere now."""
+        """In the terms of `contract`, or of one that the model has somewhere now. `body_bytes`: the request's size."""
         options = request.stream_options
         if options is not None and not request.stream:
             raise bad_request("stream_options needs stream: true.", "stream_options")
@@ -354,9 +370,9 @@ class GenerateRoute(Generic[_Request]):
             raise both_bind(own.place)
         sampling = sampling_parameters(request, model.defaults, model.max_model_len)
         further = inputs(request)
-        contract = contract or self._contract(model)
-        refuse_missing(request, contract)
-        translation = self._dialect.translate(request, model, contract, own)
+        known = contract or self._contract(model)
+        refuse_missing(request, known)
+        translation = await aside(body_bytes, lambda: self._dialect.translate(request, model, known, own))
         constraint = translation.constraint
         if constraint is not None:
             try:
@@ -369,7 +385,7 @@ class GenerateRoute(Generic[_Request]):
         sampling = {**sampling, **translation.sampling}
         warnings += without_effect(request, sampling)
         further = {**further, **translation.inputs}
-        return _Plan(request, model, contract, translation, constraint, sampling, further, warnings)
+        return _Plan(request, model, known, translation, constraint, sampling, further, warnings)
 
     def _contract(self, model: ServedModel) -> ModelContract:
         """What the model takes, for the checks that come before a place is asked for. Raises a 503."""
@@ -393,7 +409,7 @@ class GenerateRoute(Generic[_Request]):
         if lease.contract == plan.contract and lease.model == plan.model.triton_model:
             return plan
         model = named(self._models, plan.request.model, record.key, lease.model)
-        return await self._plan(plan.request, model, lease.contract)
+        return await self._plan(plan.request, model, record.body_bytes, lease.contract)
 
     def _generations(
         self, plan: _Plan[_Request], record: Record, lease: Lease, answer_id: str
@@ -421,18 +437,17 @@ class GenerateRoute(Generic[_Request]):
                     tuple(translation.outputs),
                     answer_id if plan.generations == 1 else f"{answer_id}-{index}",
                 )
-                body = request_body(contract.backend, asked, model.max_model_len or model.trained_len)
                 generations.append(
-                    Generation(
-                        lease.upstream.name,
-                        lease.upstream.connections,
+                    lease.upstream.paths.generation(
                         lease.model,
-                        contract.backend,
-                        body,
-                        translation.outputs,
+                        contract,
+                        asked,
+                        model.max_model_len or model.trained_len,
                         places,
                         lease,
                         headers,
+                        model.batched_egress,
+                        self._settings.stream_buffer_bytes,
                     )
                 )
         return answers, FanOut(generations)
@@ -522,6 +537,8 @@ class GenerateRoute(Generic[_Request]):
                         out.append(writer.delta(answer, delta))
                     if answer.completion_tokens > before:
                         job.record.tokens(number, answer.completion_tokens - before, now)
+                        if job.has_prompt:
+                            self._let_go(job)
             except Exception as error:
                 failure = error
             # Also what came before an end that is no proper one.
@@ -540,7 +557,7 @@ class GenerateRoute(Generic[_Request]):
 
     def _passage(self, job: _Job[_Request], client: asyncio.Transport | None) -> Passage | None:
         """The way of the answer into the relay, if it is one stream of nothing but text."""
-        if self._native is None or client is None or len(job.answers) > 1:
+        if self._native is None or client is None or not job.generations.can_lend:
             return None
         (answer,) = job.answers
         around = job.writer.around_text(answer)
@@ -548,6 +565,12 @@ class GenerateRoute(Generic[_Request]):
         if around is None or not answer.is_plain or set(job.plan.translation.outputs) - {"stop_reason"}:
             return None
         return Passage(self._native, client, job.generations, around, answer, job.record, job.lease)
+
+    def _let_go(self, job: _Job[_Request]) -> None:
+        """The client has tokens: the request goes nowhere else, and is not kept for as long as its answer takes."""
+        job.has_prompt = False
+        job.plan.translation.let_go()
+        self._dialect.let_go(job.plan.request)
 
     async def _whole(self, job: _Job[_Request], send: Send) -> None:
         ends = await self._somewhere(job, partial(self._collected, job))

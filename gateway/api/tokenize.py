@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import orjson
 
 from gateway.access.keys import Key
+from gateway.api.aside import aside
 from gateway.api.generate import bug
 from gateway.api.http import ClientGone, Receive, Scope, Send, read_body, send_error, send_json, warning_headers
 from gateway.api.in_flight import InFlight
@@ -75,13 +76,14 @@ class Tokenization:
             await send_error(send, record.error)
 
     async def _tokenize(self, body: bytes, key: Key) -> tuple[bytes, list[str]]:
-        request = parse_tokenize(body)
+        request = await aside(len(body), lambda: parse_tokenize(body))
         model, tokenizer = self._tokenizer(request.model, key)
         warnings = judge_extras(request.model_extra or {}, TOKENIZE, strict=self._settings.strict_fields)
         if request.prompt is not None:
             text, adds = request.prompt, request.add_special_tokens is not False
         else:
-            text, adds = _rendered(request, model, warnings), request.add_special_tokens is True
+            text = await aside(len(body), lambda: _rendered(request, model, warnings))
+            adds = request.add_special_tokens is True
 
         def work() -> bytes:
             ids = tokenizer.encode(text, add_special_tokens=adds)
@@ -96,7 +98,7 @@ class Tokenization:
         return await self._in_thread(model, work), warnings
 
     async def _detokenize(self, body: bytes, key: Key) -> tuple[bytes, list[str]]:
-        request = parse_detokenize(body)
+        request = await aside(len(body), lambda: parse_detokenize(body))
         model, tokenizer = self._tokenizer(request.model, key)
         warnings = judge_extras(request.model_extra or {}, DETOKENIZE, strict=self._settings.strict_fields)
 

@@ -17,6 +17,7 @@ from gateway.routing.weights import Weights
 from gateway.triton.contract import ModelContract
 from gateway.triton.failure import InstanceFailure
 from gateway.triton.generate import Connections
+from gateway.triton.paths import Paths
 
 _CLOSING = "The gateway is shutting down."
 
@@ -55,7 +56,7 @@ class Upstream:
     """An instance, as requests need it."""
 
     name: str
-    connections: Connections
+    paths: Paths
 
 
 class Lease:
@@ -213,6 +214,7 @@ class Front:
         self._max_in_flight = max_in_flight
         self._connections = connections
         self._upstreams: dict[str, tuple[str, Upstream]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
         self._entries: dict[int, Entry] = {}
         self._leases: dict[int, Lease] = {}
         self._last = 0
@@ -310,8 +312,10 @@ class Front:
         for name, (url, upstream) in list(self._upstreams.items()):
             instance = self.table.instances.get(name)
             if instance is None or instance.url != url:
-                upstream.connections.close()
                 del self._upstreams[name]
+                closing = asyncio.get_running_loop().create_task(upstream.paths.close())
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
 
     def tick(self) -> None:
         """Tell the desk what came; call it every `TICK_S`."""
@@ -325,9 +329,9 @@ class Front:
         if entries:
             self.channel.progress(entries)
 
-    def close(self) -> None:
-        for _, upstream in self._upstreams.values():
-            upstream.connections.close()
+    async def close(self) -> None:
+        upstreams = [upstream for _, upstream in self._upstreams.values()]
+        await asyncio.gather(*self._closing, *(upstream.paths.close() for upstream in upstreams))
 
     def _set_weights(self, weights: Mapping[str, dict[str, int]]) -> None:
         for name, current in weights.items():
@@ -339,5 +343,5 @@ class Front:
         url = self.table.instances[instance].url
         known = self._upstreams.get(instance)
         if known is None or known[0] != url:
-            known = self._upstreams[instance] = url, Upstream(instance, self._connections(url))
+            known = self._upstreams[instance] = url, Upstream(instance, Paths(instance, self._connections(url)))
         return known[1]

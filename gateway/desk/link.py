@@ -87,7 +87,7 @@ class RemoteDesk:
         if self._ticks is not None:
             self._ticks.cancel()
             await asyncio.gather(self._ticks, return_exceptions=True)
-        self.front.close()
+        await self.front.close()
         self.lines.close()
 
     def reload(self) -> None:

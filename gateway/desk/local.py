@@ -26,7 +26,7 @@ class LocalDesk:
 
     async def close(self) -> None:
         await self._keeper.close()
-        self.front.close()
+        await self.front.close()
 
     def reload(self) -> None:
         """Read the settings again."""

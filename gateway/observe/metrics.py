@@ -20,6 +20,7 @@ GAPS = (0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 
 _DELAYS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 
 _WHERE = ("model", "instance", "key")
+_TARGET = ("model", "instance")
 
 
 class _QuickCounter(Counter):
@@ -123,6 +124,36 @@ errors_total = _counter(
 )
 retries_total = _counter(
     "gateway_retries", "Requests that were moved to another instance before a byte of an answer.", "model", "instance"
+)
+generations_total = _counter(
+    "gateway_generations",
+    "Generations sent to an instance, by how their tokens come back: batched or per_request.",
+    *_TARGET,
+    "path",
+)
+egress_subscriptions = Gauge(
+    "gateway_egress_subscriptions",
+    "Open subscriptions, by which the tokens of batched generations come; none where nothing is asked.",
+    _TARGET,
+    registry=REGISTRY,
+    multiprocess_mode="livesum",
+)
+egress_reconnects_total = _counter(
+    "gateway_egress_reconnects",
+    "Times that a subscription broke and was asked for again, while generations needed it.",
+    *_TARGET,
+)
+egress_repairs_total = _counter(
+    "gateway_egress_repairs",
+    "Times that something was asked for again: a message was missing, a row of a stream, or the end of one.",
+    *_TARGET,
+    "kind",
+)
+egress_cut_streams_total = _counter(
+    "gateway_egress_cut_streams",
+    "Batched generations that were ended with an error: the client was too slow, or a row was lost for good.",
+    *_TARGET,
+    "reason",
 )
 structured_total = _counter("gateway_structured_outputs", "Requests with a constraint, by its kind.", "model", "kind")
 structured_not_validated_total = _counter(

@@ -69,6 +69,7 @@ class Record:
         self.reason = ""
         self.retries = 0
         self.choices = 0
+        self.body_bytes = 0
         self.prompt_tokens = 0
         self.completion_tokens = 0
         self.queue_seconds = self.connect_seconds = 0.0

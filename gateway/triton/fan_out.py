@@ -87,9 +87,13 @@ class FanOut:
             raise self._failure
         return news
 
+    @property
+    def can_lend(self) -> bool:
+        return len(self._generations) == 1 and self._generations[0].can_lend
+
     def lend(self, borrower: Borrower) -> Lent | None:
-        """`Generation.lend` of the only one; None where there are more."""
-        return self._generations[0].lend(borrower) if len(self._generations) == 1 else None
+        """`Generation.lend` of the only one."""
+        return self._generations[0].lend(borrower)
 
     def cancel(self, reason: Exception) -> None:
         """Stop the engine's work; whoever waits in `open` or `next` gets `reason`."""

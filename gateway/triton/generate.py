@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Protocol, cast
 from urllib.parse import urlsplit
 
-from gateway.triton.limits import IDLE_CONNECTIONS, READ_AHEAD_BYTES
+from gateway.triton.limits import IDLE_CONNECTIONS, IDLE_SECONDS, READ_AHEAD_BYTES
 from gateway.triton.response_parser import ProtocolError, ResponseParser
 
 
@@ -57,16 +57,18 @@ class Connections:
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._path = parts.path.rstrip("/")
         self._netloc = parts.netloc
-        self._connect_timeout = connect_timeout
+        self.connect_timeout = connect_timeout
         self._idle: list[_Connection] = []
+        self._closing_idle: asyncio.TimerHandle | None = None
 
-    def call(self, path: str, body: bytes, headers: bytes = b"") -> "Call":
-        """A `POST` that is sent when its head is awaited; `headers` are further lines of it, each with its end."""
+    def call(self, path: str, body: bytes, headers: bytes = b"", *, is_lasting: bool = False) -> "Call":
+        """A `POST` that is sent when its head is awaited; `headers` are further lines of it, each with its end. One
+        that is to last gets a connection of its own."""
         head = (
             f"POST {self._path}{path} HTTP/1.1\r\nHost: {self._netloc}\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\n"
         )
-        return Call(self, head.encode() + headers + b"\r\n" + body)
+        return Call(self, head.encode() + headers + b"\r\n" + body, takes_kept=not is_lasting)
 
     def take_idle(self) -> "_Connection | None":
         while self._idle:
@@ -77,7 +79,11 @@ class Connections:
 
     def give_back(self, connection: "_Connection") -> None:
         if len(self._idle) < IDLE_CONNECTIONS:
+            loop = asyncio.get_running_loop()
+            connection.idle_since = loop.time()
             self._idle.append(connection)
+            if self._closing_idle is None:
+                self._closing_idle = loop.call_later(IDLE_SECONDS, self._close_idle)
         else:
             connection.close()
 
@@ -88,7 +94,7 @@ class Connections:
     async def connect(self) -> "_Connection":
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self._connect_timeout):
+            async with asyncio.timeout(self.connect_timeout):
                 _, connection = await loop.create_connection(
                     lambda: _Connection(self.forget), self._host, self._port, ssl=self._tls
                 )
@@ -97,9 +103,21 @@ class Connections:
         return connection
 
     def close(self) -> None:
+        if self._closing_idle is not None:
+            self._closing_idle.cancel()
+            self._closing_idle = None
         for connection in self._idle:
             connection.close()
         self._idle.clear()
+
+    def _close_idle(self) -> None:
+        """Closes what nobody has taken for some time. The first are those that were given back first."""
+        loop = asyncio.get_running_loop()
+        kept = [one for one in self._idle if one.idle_since > loop.time() - IDLE_SECONDS]
+        for connection in self._idle[: len(self._idle) - len(kept)]:
+            connection.close()
+        self._idle = kept
+        self._closing_idle = loop.call_at(kept[0].idle_since + IDLE_SECONDS, self._close_idle) if kept else None
 
 
 class Call:
@@ -109,8 +127,9 @@ class Call:
     `connect_seconds` is how long it took to make a connection; 0.0 where a kept one was used.
     """
 
-    def __init__(self, connections: Connections, request: bytes) -> None:
+    def __init__(self, connections: Connections, request: bytes, *, takes_kept: bool) -> None:
         self._connections = connections
+        self._takes_kept = takes_kept
         self._request = request
         self._connection: _Connection | None = None
         self._failure: Exception | None = None
@@ -129,7 +148,7 @@ class Call:
         have been closed by the server a moment ago: then, if no byte of an answer came, the request is
         sent once more, on a fresh connection.
         """
-        kept = self._connections.take_idle()
+        kept = self._connections.take_idle() if self._takes_kept else None
         if kept is not None:
             try:
                 return await self._send(kept)
@@ -244,6 +263,8 @@ class _Connection(asyncio.Protocol):
         self._unread = 0
         self._paused = False
         self._borrower: Borrower | None = None
+        self.idle_since = 0.0
+        """By the event loop's clock, while it is among the idle ones."""
 
     @property
     def is_open(self) -> bool:

@@ -38,6 +38,9 @@ class Generation:
     come; `headers` are further lines of the request's head.
     """
 
+    can_lend = True
+    """Whether its connection carries the answer, as it comes."""
+
     def __init__(
         self,
         instance: str,
@@ -57,7 +60,7 @@ class Generation:
         self._places = places
         self._counter = counter
         self._call = connections.call(f"/v2/models/{model}/generate_stream", body, headers)
-        self._failure: ApiError | None = None
+        self._failure: Exception | None = None
         self._first: list[Delta] | None = None
 
     @property
@@ -87,7 +90,7 @@ class Generation:
     async def deltas(self) -> list[Delta] | None:
         """What came since the last call, at least one; None at the end."""
         while (deltas := self._take()) is not None and not deltas:
-            await self._call.change()
+            await self._change()
         return deltas
 
     async def each(self, take: Callable[[list[Delta] | None], Awaitable[None] | None]) -> None:
@@ -109,14 +112,22 @@ class Generation:
                 except Exception as error:
                     turn.set_exception(error)
 
-            self._call.listen(listener)
+            self._listen(listener)
             try:
                 listener()
                 wait = await turn
             finally:
-                self._call.listen(None)
+                self._listen(None)
             if wait is not None:
                 await wait
+
+    async def _change(self) -> None:
+        """Until there may be something to take."""
+        await self._call.change()
+
+    def _listen(self, listener: Callable[[], None] | None) -> None:
+        """Have it called whenever there may be something to take, in place of who waits; None: no more."""
+        self._call.listen(listener)
 
     def _take(self) -> list[Delta] | None:
         """What came since the last call, if anything; None at the end.
@@ -132,8 +143,7 @@ class Generation:
         try:
             payloads = self._call.take()
         except BrokenConnection:
-            message = "The inference server died in the middle of the answer."
-            raise InstanceFailure(message, "it closes connections in the middle of answers") from None
+            raise self._died() from None
         if payloads is None:
             return None
         deltas: list[Delta] = []
@@ -163,6 +173,11 @@ class Generation:
     def close(self) -> None:
         """Let go of the instance; a generation that is not at its end is cancelled."""
         self._call.cancel(RuntimeError("the generation was closed"))
+
+    @staticmethod
+    def _died() -> InstanceFailure:
+        message = "The inference server died in the middle of the answer."
+        return InstanceFailure(message, "it closes connections in the middle of answers")
 
     def _refusal(self, status: int, body: bytes) -> ApiError:
         text = refusal_text(body)

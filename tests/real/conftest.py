@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from devtools import models, preconditions, pythons
-from devtools.errors import DevError
+from devtools import models
 from devtools.stack import Stack, StackConfig
 from tests.support.backend import Backend
 
@@ -26,16 +25,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(_TIMEOUT))
-
-
-@pytest.fixture(scope="session")
-def engine_platform() -> None:
-    """Skips, with the reason, where the real engine cannot run."""
-    try:
-        preconditions.check_engine_platform()
-        pythons.engine_python()
-    except DevError as problem:
-        pytest.skip(str(problem))
 
 
 @pytest.fixture(scope="session")

@@ -36,7 +36,7 @@ class Container:
         self.repository.mkdir()
         tree, self._engine = triton.server(engine_python()), environments.engine()
         repository.write_model(self.repository, models.TINY, models.folder(models.TINY, Path(sys.executable)), {})
-        repository.write_backends(folder / "backends", tree, ROOT / "vllm_backend")
+        repository.write_backends(folder / "backends", tree, ROOT / "vllm_backend" / "model.py", ROOT / "vllm_backend")
         ports = Ports.free()
         self.url = f"http://{HOST}:{ports.triton_http}"
         shared_memory = f"triton_vllm_stack_entrypoint_{ports.triton_http}_"

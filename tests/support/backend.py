@@ -41,6 +41,10 @@ class Backend:
         """Loads the model again; returns when it is ready."""
         self._client.post(f"/repository/models/{self._model}/load").raise_for_status()
 
+    def unload(self) -> None:
+        """Triton lets the requests that are open come to their ends."""
+        self._client.post(f"/repository/models/{self._model}/unload").raise_for_status()
+
     def generate(self, **inputs: Any) -> Event:
         """The single response of a request that is not streamed."""
         answer = self._client.post(f"/models/{self._model}/generate", json=inputs)
@@ -76,6 +80,15 @@ class Backend:
                 answer.read()
                 raise AssertionError(answer.text)
             yield (json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: "))
+
+    @contextmanager
+    def subscription(self, **inputs: Any) -> Iterator[httpx.Response]:
+        """A subscription of batched egress, its body not read yet."""
+        with self._client.stream("POST", f"/models/{self._model}/generate_stream", json=inputs) as answer:
+            if answer.status_code != 200:
+                answer.read()
+                raise AssertionError(answer.text)
+            yield answer
 
     def wait_for_log(self, text: str, timeout: float = 60) -> str:
         """The first line of the server's log with `text` in it, as soon as it is there."""

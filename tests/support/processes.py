@@ -20,3 +20,9 @@ def engine_of(triton: Service) -> int:
     """The one process below this tritonserver that computes."""
     (pid,) = [pid for pid, line in commands(triton.pids()).items() if line.startswith("VLLM::EngineCore")]
     return pid
+
+
+def stub_of(triton: Service) -> int:
+    """The one process of this tritonserver that holds a model's Python."""
+    (pid,) = [pid for pid, line in commands(triton.pids()).items() if "triton_python_backend_stub" in line.split()[0]]
+    return pid

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from vllm_backend import contract
-from vllm_backend.request import parse_request
+from vllm_backend.request import GenerateRequest, parse_request
 from vllm_backend.response import LOWEST_LOGPROB, Logprobs, ResponseBuilder, Tensors
 
 
@@ -49,7 +49,9 @@ def builder(
         "sampling_parameters": np.array([sampling.encode()], dtype=np.object_),
         **{flag: np.array([True]) for flag in flags},
     }
-    return ResponseBuilder(parse_request(inputs), prompt or Prompt())
+    request = parse_request(inputs)
+    assert isinstance(request, GenerateRequest)
+    return ResponseBuilder(request, prompt or Prompt())
 
 
 def values(tensors: Tensors) -> dict[str, Any]:
@@ -85,6 +87,7 @@ def test_everything_in_its_type() -> None:
         "stop_reason": [b"8"],
     }
     types = {"TYPE_STRING": np.object_, "TYPE_FP32": np.float32, "TYPE_UINT32": np.uint32}
+    tensors += builder().final("stop", 0, 0)
     declared = {output.name: types[output.data_type] for output in contract.OUTPUTS}
     assert {name: array.dtype.type for name, array in tensors} == declared
 

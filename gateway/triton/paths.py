@@ -1,0 +1,76 @@
+"""How the tokens of a generation come back from one Triton instance: by its own stream, or by one subscription for all.
+
+Batched egress is used where the model's metadata offers it and its hello is understood, unless the model's settings say
+otherwise; until the first hello has come, requests go the other way and have the subscription opened.
+"""
+
+import asyncio
+from collections.abc import Mapping
+
+from gateway.observe import metrics
+from gateway.openai.errors import unavailable
+from gateway.settings import BatchedEgress
+from gateway.triton import egress
+from gateway.triton.batched import BatchedGeneration
+from gateway.triton.contract import GenerateRequest, ModelContract, request_body
+from gateway.triton.generate import Connections
+from gateway.triton.generation import Counter, Generation
+from gateway.triton.subscription import Subscription
+
+
+class Paths:
+    """Of one instance; `instance` is its name. `close` it."""
+
+    def __init__(self, instance: str, connections: Connections) -> None:
+        self._instance = instance
+        self._connections = connections
+        self._subscriptions: dict[str, Subscription] = {}
+
+    def generation(
+        self,
+        model: str,
+        contract: ModelContract,
+        request: GenerateRequest,
+        context_len: int | None,
+        places: Mapping[str, str],
+        counter: Counter,
+        headers: bytes,
+        batched_egress: BatchedEgress,
+        buffer_bytes: int,
+    ) -> Generation:
+        """`batched_egress` is the model's setting, `buffer_bytes` how much may wait for a slow client; the rest as in
+        `Generation` and `request_body`. Raises a 503 where the model must be asked in a way that it does not offer, a
+        400 as `request_body` does."""
+        subscription = self._subscription(model, contract, batched_egress)
+        path = "per_request" if subscription is None else "batched"
+        metrics.generations_total.labels(model, self._instance, path).inc()
+        where = self._instance, self._connections, model
+        if subscription is None:
+            body = request_body(contract.backend, request, context_len)
+            return Generation(*where, contract.backend, body, request.outputs, places, counter, headers)
+        number = subscription.next_number()
+        inputs = {**request.inputs, **egress.answer_inputs(subscription.subscriber, number)}
+        body = request_body(contract.backend, request._replace(inputs=inputs), context_len)
+        of_stream = subscription, number, buffer_bytes
+        return BatchedGeneration(*where, contract, body, request.outputs, places, counter, headers, *of_stream)
+
+    async def close(self) -> None:
+        """For good: whatever is open is closed."""
+        await asyncio.gather(*(subscription.close() for subscription in self._subscriptions.values()))
+        self._connections.close()
+
+    def _subscription(self, model: str, contract: ModelContract, setting: BatchedEgress) -> Subscription | None:
+        """The one that the generation's tokens are to come by, if any."""
+        if setting == "never":
+            return None
+        if not egress.is_offered(contract):
+            if setting == "always":
+                raise unavailable(
+                    "The model can only be asked by batched egress (its setting), and its backend does not have it."
+                )
+            return None
+        subscription = self._subscriptions.get(model)
+        if subscription is None:
+            subscription = self._subscriptions[model] = Subscription(self._instance, self._connections, model)
+        subscription.want(contract)
+        return subscription if subscription.is_usable or setting == "always" else None
