@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 # To hand a stream over costs about as much as one token the usual way; a shorter answer is not worth it.
 _AFTER_TOKENS = 4
-# It can be done between two chunks and with a client that reads; where that is never so, asking is given up.
+# It can be done between two of Triton's chunks. Where no read ends there, asking is given up.
 _MOST_TRIES = 16
 
 
@@ -136,13 +136,11 @@ class Passage:
     def _begin(self) -> None:
         self._is_due = False
         native = self._relay.native
-        if self._is_over or native is None or self._client.is_closing():
+        # Where it cannot be, it is tried again when more has been written.
+        if self._is_over or native is None or self._client.is_closing() or self._client.get_write_buffer_size():
             return
         self._tries += 1
         self._is_over = self._tries == _MOST_TRIES
-        # Tried again when more has been written.
-        if self._client.get_write_buffer_size():
-            return
         lent = self._generations.lend(self)
         if lent is None:
             return
