@@ -377,29 +377,53 @@ def test_a_kill_of_the_engine_in_mid_stream_is_an_error_event(repository: Path) 
         assert relayed(gateway) > 5
 
 
+PACED = Model("paced", 1024, 5, tokens_per_second=20)
+FLOOD = Model("flood", 2048, 16_384, tokens_per_second=300)
+"""6 MB in a bit more than a second, of which a stream in the relay can be held up."""
+
+
+@contextmanager
+def before_a_source(repository: Path, folder: Path, *flags: str) -> Iterator[Gateway]:
+    """The gateway before a byte source that is fast enough for anything."""
+    for model in (PACED, FLOOD):
+        shutil.copytree(repository / MODEL, folder / model.name)
+    with (
+        running_upstream([PACED, FLOOD]) as source,
+        running_gateway("--triton", source.url, "--model-repository", str(folder), *flags) as gateway,
+    ):
+        yield gateway.wait_until_ready()
+
+
+def silent_client(gateway: Gateway) -> socket.socket:
+    """It asks for more than the kernel holds, and reads nothing."""
+    connection = connect(gateway)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.sendall(b"".join(request(model="flood", max_tokens=400)))
+    return connection
+
+
+def test_a_client_that_does_not_read_is_let_go_at_the_deadline(repository: Path, tmp_path: Path) -> None:
+    with (
+        before_a_source(repository, tmp_path, "--request-timeout", "3") as gateway,
+        silent_client(gateway),
+    ):
+        wait_for(lambda: gateway.metric("gateway_requests_total", status="499") == 1)
+        assert relayed(gateway) > 0
+        assert gateway.metric("gateway_requests_in_flight") == 0
+
+
 def test_hundreds_of_streams_beside_some_that_nobody_reads(repository: Path, tmp_path: Path) -> None:
-    """Nothing is lost, nobody waits for the others, and one that does not read costs no memory."""
+    """Nothing is lost, and nobody waits for the others."""
     tokens = 60
-    paced, flood = Model("paced", 1024, 5, tokens_per_second=20), Model("flood", 2048, 16_384)
-    for model in (paced, flood):
-        shutil.copytree(repository / MODEL, tmp_path / model.name)
-    with running_upstream([paced, flood]) as source, running_gateway(
-        "--triton", source.url, "--model-repository", str(tmp_path), "--max-in-flight", "400"
-    ) as gateway:
-        gateway.wait_until_ready()
-        silent = []
-        for _ in range(8):
-            connection = connect(gateway)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            connection.sendall(b"".join(request(model="flood", max_tokens=400)))
-            silent.append(connection)
+    with before_a_source(repository, tmp_path, "--max-in-flight", "400") as gateway:
+        silent = [silent_client(gateway) for _ in range(8)]
 
         async def ask() -> None:
             limits = httpx.Limits(max_connections=256)
             async with httpx.AsyncClient(base_url=gateway.url, limits=limits, timeout=90) as client:
                 body = chat(model="paced", stream=True, max_tokens=tokens)
                 answers = await asyncio.gather(*(client.post(CHAT, json=body) for _ in range(256)))
-            assert {joined(events(answer)) for answer in answers} == {answer_text(paced, tokens)}
+            assert {joined(events(answer)) for answer in answers} == {answer_text(PACED, tokens)}
 
         asyncio.run(ask())
         assert relayed(gateway) > 256 * (tokens - 20)
