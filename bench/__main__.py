@@ -21,6 +21,7 @@ _PACKAGES = {
     "diagnose": "is the frontend the bottleneck? of any OpenAI-compatible server",
     "parity": "ask two servers the same and show what differs",
     "compare": "what the gateway costs beside nginx and others, in one interleaved run",
+    "egress": "what a token costs on tritonserver with and without batched egress",
 }
 _MODULES = {
     "logits": "what constraint masks cost per engine step",

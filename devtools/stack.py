@@ -39,6 +39,7 @@ _LOADING = re.compile(r"\"(?:loading: (\S+):\d+|successfully loaded '(\S+)')\"")
 _BACKENDS = {
     "triton": (ROOT / "vllm_backend" / "model.py", ROOT / "vllm_backend"),
     "synthetic": (ROOT / "bench" / "synthetic" / "model.py", ROOT / "vllm_backend", ROOT / "bench"),
+    "stock": (ROOT / "bench" / "egress" / "stock.py",),
 }
 _STARTED = (*_BACKENDS, "mock")
 
@@ -89,7 +90,7 @@ class StackConfig:
     """What to start.
 
     `engine` is `triton` (a real tritonserver with vLLM), `synthetic` (the same with bench.synthetic in vLLM's place),
-    `mock` (bench.mock_engine), or the URL of a Triton that runs.
+    `stock` (vLLM hosted as usual, by bench.egress.stock), `mock` (bench.mock_engine), or the URL of a Triton that runs.
     `models` are deployments of model_repository/, each with the engine arguments that replace those of its model.json.
     `metrics_proxy` is for a real tritonserver: the metrics of Triton, vLLM and, if there is one, the gateway on one
     page.

@@ -160,30 +160,32 @@ class Stream:
         if not (new_tokens or self._unsent or (is_end and not self._sent_end)):
             return None
         text = "".join(self._unsent)
-        row: list[Any] = [self.stream_id, self._sent_tokens, self._sent_characters, new_tokens, text]
-        outputs = self.outputs.since(self._sent_tokens) if self.outputs is not None else {}
-        if self.error is not None:
-            outputs["error"] = self.error.text
-        if outputs:
-            row += (self.finish_reason, outputs)
-        elif is_end:
-            row.append(self.finish_reason)
         self._unsent.clear()
+        row: list[Any] = [self.stream_id, self._sent_tokens, self._sent_characters, new_tokens, text]
+        if is_end or self.outputs is not None:
+            outputs = {} if self.outputs is None else self.outputs.since(self._sent_tokens)
+            if self.error is not None:
+                outputs["error"] = self.error.text
+            if is_end or outputs:
+                row.append(self.finish_reason)
+            if outputs:
+                row.append(outputs)
         self._sent_tokens, self._sent_characters, self._sent_end = self.tokens, self.characters, is_end
         return row
 
     @property
     def sent(self) -> "_Sent":
         """How far it has been sent."""
-        return _Sent(self, self._round, self._sent_tokens, self._sent_characters, self._sent_end)
+        return self._round, self._sent_tokens, self._sent_characters, self._sent_end
 
     def acknowledge(self, sent: "_Sent") -> bool:
         """So far it has arrived; whether that is to its end."""
-        if sent.round != self._round:
+        in_round, tokens, characters, to_end = sent
+        if in_round != self._round:
             return False
-        self._has_arrived(sent.tokens, sent.characters)
-        self.is_acknowledged |= sent.to_end
-        return sent.to_end
+        self._has_arrived(tokens, characters)
+        self.is_acknowledged |= to_end
+        return to_end
 
     def rewind(self) -> None:
         """Nothing counts as sent but what was acknowledged."""
@@ -216,12 +218,8 @@ class Stream:
         self._sent_end = False
 
 
-class _Sent(NamedTuple):
-    stream: Stream
-    round: int
-    tokens: int
-    characters: int
-    to_end: bool
+_Sent = tuple[int, int, int, bool]
+"""How far a stream has been sent: in which round, tokens, characters, whether to its end."""
 
 
 class _Message(NamedTuple):
@@ -229,7 +227,7 @@ class _Message(NamedTuple):
 
     number: int
     size: int
-    brings: list[_Sent]
+    brings: dict[Stream, _Sent]
 
 
 class Subscriber:
@@ -327,18 +325,19 @@ class Subscriber:
                 raise InvalidArgument(ACKNOWLEDGED, f"must be at most the last message's number, {last}, not {number}.")
             # First: what is sent again is not acknowledged with what was sent before.
             self._resume(resume)
-            messages = self._on_their_way
-            while messages and messages[0].number <= number:
-                message = messages.popleft()
+            arrived: dict[Stream, _Sent] = {}
+            while self._on_their_way and self._on_their_way[0].number <= number:
+                message = self._on_their_way.popleft()
                 self._bytes_on_their_way -= message.size
-                for sent in message.brings:
-                    stream = sent.stream
-                    if not stream.acknowledge(sent):
-                        continue
-                    if self._tombstones.pop(stream, None) is not None:
-                        del self._streams[stream.stream_id]
-                    elif self._sent_to_end.pop(stream, None) is not None:
-                        delivered.append(stream)
+                # Of a stream's rows, the last one says it all.
+                arrived.update(message.brings)
+            for stream, sent in arrived.items():
+                if not stream.acknowledge(sent):
+                    continue
+                if self._tombstones.pop(stream, None) is not None:
+                    del self._streams[stream.stream_id]
+                elif self._sent_to_end.pop(stream, None) is not None:
+                    delivered.append(stream)
         self._deliver(delivered)
         self._sending.wake()
 
@@ -434,18 +433,21 @@ class Subscriber:
         encode = self._registry.encode
         rows = [encode([*_numbers(lost), 0, "", LOST]) for lost in self._lost.values()]
         self._lost.clear()
-        brings: list[_Sent] = []
+        brings: dict[Stream, _Sent] = {}
         size = 0
-        while self._dirty and size < MESSAGE:
-            stream = next(iter(self._dirty))
-            del self._dirty[stream]
+        waiting, self._dirty = self._dirty, {}
+        for stream in waiting:
+            if size >= MESSAGE:
+                self._dirty[stream] = None
+                continue
             row = stream.next_row()
-            if row is not None:
-                rows.append(encode(row))
-                size += len(rows[-1])
-                brings.append(stream.sent)
-                if stream.finish_reason is not None and not stream.is_delivered:
-                    self._sent_to_end[stream] = self._registry.clock()
+            if row is None:
+                continue
+            rows.append(encode(row))
+            size += len(rows[-1])
+            brings[stream] = stream.sent
+            if stream.finish_reason is not None and not stream.is_delivered:
+                self._sent_to_end[stream] = self._registry.clock()
         if not rows:
             return None
         text = b'{"message":%d,"rows":[%b]}' % (self._next_message, b",".join(rows))

@@ -148,8 +148,10 @@ class Engine:
         self._processed = processed
         self._finds_reasoning_end = finds_reasoning_end
         self._context_length: int = llm.model_config.max_model_len
-        # One thread, as in vLLM's own front end: a tokenizer must not be used by two at a time.
-        self._preparing = ThreadPoolExecutor(1, thread_name_prefix="prepare-request")
+        # Threads and not processes: of a prompt's preparation, tokenising is nine tenths, and the library lets others
+        # run meanwhile. As many as vLLM's own front end would have, whose renderer holds a tokenizer for each.
+        workers = llm.model_config.renderer_num_workers
+        self._preparing = ThreadPoolExecutor(workers, thread_name_prefix="prepare-request")
         # On the CPU, torch's generators cannot be rewound, which vLLM does after each chunk of a prompt but the last:
         # a seeded request whose prompt is cut would end the engine.
         self._refuses_seed = current_platform.is_cpu() and llm.scheduler_config.enable_chunked_prefill

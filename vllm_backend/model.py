@@ -267,7 +267,8 @@ class TritonPythonModel:
             call.channel.finish(last)
             if call.stream is not None:
                 call.stream.close()
-        if call.cancelled_by_client:
+        is_complete = call.stream is not None and call.stream.finish_reason is not None
+        if call.cancelled_by_client and not is_complete:
             pb_utils.Logger.log_info(
                 f"request {call.client_id!r} cancelled by its client after {call.tokens} tokens; "
                 f"open: {len(self._calls)} in the backend, {self._engine.unfinished} in the engine"

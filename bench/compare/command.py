@@ -2,29 +2,19 @@
 
 import argparse
 import json
-import os
-import platform
-import resource
 import sys
 import tempfile
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table as RichTable
-
-from bench.compare import tables
+from bench.compare import screen, tables
 from bench.compare.plot import draw
 from bench.compare.rounds import PARTS, USUAL_PARTS, Sizes, measure, start
 from bench.compare.verdict import judge
 from bench.flags import above_zero, positive
 from devtools import models
-from devtools.errors import DevError
 from devtools.progress import step
-
-_WIDTH = 160
-"""Of what is no terminal."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -102,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    _raise_file_limit()
+    screen.raise_file_limit()
     sizes = Sizes(
         rounds=arguments.rounds,
         parts=tuple(arguments.only or USUAL_PARTS),
@@ -125,56 +115,20 @@ def main(arguments: argparse.Namespace) -> int:
     shown = [table for table in (tables.costs(results), tables.ratios(judged)) if table.rows]
     late = 100 * stats.late_tokens / max(stats.tokens, 1)
     about = (
-        f"{_machine()}; {sizes.rounds} rounds. The byte source itself takes {stats.cpu_microseconds_per_token:.1f} µs "
-        f"of CPU per token; {late:.1f} % of them were late."
+        f"{screen.machine()}; {sizes.rounds} rounds. The byte source itself takes "
+        f"{stats.cpu_microseconds_per_token:.1f} µs of CPU per token; {late:.1f} % of them were late."
     )
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDTH)
-    console.print(about, *map(_shown, shown), highlight=False)
+    screen.show(about, shown)
     if arguments.json:
         whole = {"measures": asdict(results), "ratios": [asdict(one) for one in judged], "byte_source": asdict(stats)}
         arguments.json.write_text(json.dumps(whole, indent=1), encoding="utf-8")
     if arguments.plot:
         arguments.plot.write_text(draw(results), encoding="utf-8")
     if arguments.into:
-        _write_into(arguments.into, "\n".join([f"{about}\n", *map(tables.markdown, shown)]))
+        screen.write_into(arguments.into, about, shown)
     for part, problem in results.problems.items():
         print(f"bench compare: {part} was not measured to its end: {problem}", file=sys.stderr)
     return 1 if results.problems or any(one.is_met is False for one in judged) else 0
-
-
-def _write_into(page: Path, measured: str) -> None:
-    try:
-        page.write_text(tables.put_into(page.read_text(encoding="utf-8"), measured), encoding="utf-8")
-    except ValueError as error:
-        raise DevError(f"{page} {error}.") from None
-
-
-def _raise_file_limit() -> None:
-    """For this process and all that it starts."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _shown(table: tables.Table) -> RichTable:
-    made = RichTable(title=table.title, title_justify="left")
-    for number, name in enumerate(table.header):
-        made.add_column(name, justify="right" if number else "left")
-    for row in table.rows:
-        made.add_row(*row)
-    return made
-
-
-def _machine() -> str:
-    """What it was measured on, in a line."""
-    kinds = [
-        line.partition(":")[2].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if "model name" in line
-    ]
-    cores = f"{os.cpu_count()} cores ({kinds[0] if kinds else platform.machine()})"
-    return f"{cores}, Linux {platform.release().partition('-')[0]}, CPython {platform.python_version()}"
 
 
 def _other(text: str) -> str:

@@ -77,8 +77,9 @@ class Server:
 
 
 @contextmanager
-def running_nginx(upstream: str, folder: Path) -> Iterator[Server]:
-    """nginx that passes everything on, with one worker and without buffering. Raises DevError where it is missing."""
+def running_nginx(upstream: str, folder: Path, probe: str = "/health") -> Iterator[Server]:
+    """nginx that passes everything on, with one worker and without buffering; `probe` is a path that the upstream
+    answers when it is well. Raises DevError where nginx is missing."""
     program = shutil.which("nginx", path=f"{os.environ.get('PATH', os.defpath)}{os.pathsep}/usr/sbin")
     if program is None:
         raise DevError(
@@ -91,7 +92,7 @@ def running_nginx(upstream: str, folder: Path) -> Iterator[Server]:
     )
     (folder / "nginx.conf").write_text(text)
     command: list[str | Path] = [program, "-p", folder, "-e", folder / "error.log", "-c", folder / "nginx.conf"]
-    with _running(NGINX, command, f"http://127.0.0.1:{port}", "/health", Format.TRITON, folder) as server:
+    with running_service(NGINX, command, f"http://127.0.0.1:{port}", probe, Format.TRITON, folder) as server:
         yield server
 
 
@@ -107,7 +108,7 @@ def running_gateway(upstream: str, models: Sequence[Model], tokenizer: Path, fol
     port = free_port()
     flags = ["--triton", upstream, "--model-repository", str(repository), "--port", str(port)]
     command = [sys.executable, "-m", "gateway", *flags]
-    with _running(GATEWAY, command, f"http://127.0.0.1:{port}", "/health/ready", Format.CHAT, folder) as server:
+    with running_service(GATEWAY, command, f"http://127.0.0.1:{port}", "/health/ready", Format.CHAT, folder) as server:
         yield server
 
 
@@ -115,7 +116,7 @@ def running_gateway(upstream: str, models: Sequence[Model], tokenizer: Path, fol
 def running_bare(folder: Path) -> Iterator[Server]:
     port = free_port()
     command = [sys.executable, "-m", "bench.compare.bare", str(port)]
-    with _running(BARE, command, f"http://127.0.0.1:{port}", "/openapi.json", Format.WHOLE, folder) as server:
+    with running_service(BARE, command, f"http://127.0.0.1:{port}", "/openapi.json", Format.WHOLE, folder) as server:
         yield server
 
 
@@ -125,12 +126,12 @@ def running_other(given: str, upstream: str, folder: Path) -> Iterator[Server]:
     name, url, line = given.split("=", 2)
     command = shlex.split(line.replace("{upstream}", upstream))
     # It may answer before it knows its worker, and so its model.
-    with _running(name, command, url.rstrip("/"), "/v1/models", Format.CHAT, folder, holds=b'"bench"') as server:
+    with running_service(name, command, url.rstrip("/"), "/v1/models", Format.CHAT, folder, holds=b'"bench"') as server:
         yield server
 
 
 @contextmanager
-def _running(
+def running_service(
     name: str,
     command: Sequence[str | Path],
     url: str,

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from bench.compare.measures import Burst
 from bench.compare.verdict import Judged, Results, Spread, apart
 
-BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
-"""Between these lines of a page stands what was measured."""
+
+def marks(name: str) -> tuple[str, str]:
+    """Between these lines of a page stands what was measured."""
+    return f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ def ratios(judged: Sequence[Judged]) -> Table:
     for one in judged:
         unit = f" {one.unit}" if one.unit else ""
         median, spread = ("", "") if one.value is None else (f"{one.value.median:.2f}{unit}", _range(one.value))
-        target = "" if one.target is None else f"≤ {one.target:g}{unit}"
+        target = "" if one.target is None else f"{'≥' if one.at_least else '≤'} {one.target:g}{unit}"
         met = {None: "", True: "met", False: "NOT MET"}[one.is_met]
         rows.append([one.name, median, spread, target, met, one.remark])
     if not any(row[-1] for row in rows):
@@ -58,12 +60,13 @@ def markdown(table: Table) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in [table.header, aligned, *table.rows])
 
 
-def put_into(page: str, measured: str) -> str:
-    """The page with this between its two marks. Raises ValueError where it has none."""
-    before, begin, rest = page.partition(f"{BEGIN}\n")
-    _, end, after = rest.partition(f"{END}\n")
+def put_into(page: str, measured: str, name: str = "measured") -> str:
+    """The page with this between its two marks of that name. Raises ValueError where it has none."""
+    first, last = marks(name)
+    before, begin, rest = page.partition(f"{first}\n")
+    _, end, after = rest.partition(f"{last}\n")
     if not begin or not end:
-        raise ValueError(f"has no lines {BEGIN} and {END}, between which the tables go")
+        raise ValueError(f"has no lines {first} and {last}, between which the tables go")
     return before + begin + measured + end + after
 
 

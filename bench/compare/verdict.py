@@ -53,20 +53,23 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A ratio or a size with its target, which it must not exceed (None: only shown). Without a `value`, `remark` says
-    why there is none."""
+    """A ratio or a size with its target, which it must not exceed, or must reach (`at_least`); None: only shown.
+    Without a `value`, `remark` says why there is none."""
 
     name: str
     value: Spread | None
     unit: str = ""
     target: float | None = None
     remark: str = ""
+    at_least: bool = False
 
     @property
     def is_met(self) -> bool | None:
         if self.target is None:
             return None
-        return self.value is not None and self.value.median <= self.target
+        if self.value is None:
+            return False
+        return self.value.median >= self.target if self.at_least else self.value.median <= self.target
 
 
 def apart(rounds: Sequence[TokenCost]) -> Sequence[TokenCost]:

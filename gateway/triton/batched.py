@@ -139,9 +139,10 @@ class BatchedGeneration(Generation):
 
     def cancel(self, reason: Exception) -> None:
         """As in `Generation`."""
-        if not self._is_complete:
-            self._pending.clear()
-            self._fail(reason)
+        self._pending.clear()
+        self._fail(reason)
+        # Of an answer that has come, what was not taken yet.
+        self._failure = self._failure or reason
 
     def close(self) -> None:
         """As in `Generation`. The own stream of an answer that has come goes on to its end, so that its connection can
@@ -188,7 +189,7 @@ class BatchedGeneration(Generation):
 
     def _own_stream(self) -> None:
         """What has come by it."""
-        if self._own_is_over or self._failure is not None:
+        if self._own_is_over or (self._failure is not None and not self._is_complete):
             return
         before = len(self._pending), self._failure, self._is_complete
         try:

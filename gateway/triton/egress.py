@@ -128,10 +128,11 @@ class Position:
 
         Raises `Gap`, `Lost`, and `ValueError` or `TypeError` for what is no row.
         """
-        _, tokens, characters, new_tokens, text = row[:5]
+        is_plain = len(row) == 5
+        _, tokens, characters, new_tokens, text = row if is_plain else row[:5]
         if type(text) is not str or type(new_tokens) is not int or new_tokens < 0:
             raise ValueError("a row holds a value of the wrong type")
-        if len(row) == 5 and tokens == self.tokens and characters == self.characters:
+        if is_plain and tokens == self.tokens and characters == self.characters:
             self.tokens = tokens + new_tokens
             self.characters = characters + len(text)
             return Delta(text, None, 0, new_tokens) if new_tokens or text else None

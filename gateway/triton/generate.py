@@ -63,12 +63,12 @@ class Connections:
 
     def call(self, path: str, body: bytes, headers: bytes = b"", *, is_lasting: bool = False) -> "Call":
         """A `POST` that is sent when its head is awaited; `headers` are further lines of it, each with its end. One
-        that is to last gets a connection of its own."""
+        that is to last gets a connection of its own, which ends with it."""
         head = (
             f"POST {self._path}{path} HTTP/1.1\r\nHost: {self._netloc}\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\n"
         )
-        return Call(self, head.encode() + headers + b"\r\n" + body, takes_kept=not is_lasting)
+        return Call(self, head.encode() + headers + b"\r\n" + body, is_lasting=is_lasting)
 
     def take_idle(self) -> "_Connection | None":
         while self._idle:
@@ -127,9 +127,9 @@ class Call:
     `connect_seconds` is how long it took to make a connection; 0.0 where a kept one was used.
     """
 
-    def __init__(self, connections: Connections, request: bytes, *, takes_kept: bool) -> None:
+    def __init__(self, connections: Connections, request: bytes, *, is_lasting: bool) -> None:
         self._connections = connections
-        self._takes_kept = takes_kept
+        self._is_lasting = is_lasting
         self._request = request
         self._connection: _Connection | None = None
         self._failure: Exception | None = None
@@ -148,7 +148,7 @@ class Call:
         have been closed by the server a moment ago: then, if no byte of an answer came, the request is
         sent once more, on a fresh connection.
         """
-        kept = self._connections.take_idle() if self._takes_kept else None
+        kept = None if self._is_lasting else self._connections.take_idle()
         if kept is not None:
             try:
                 return await self._send(kept)
@@ -243,7 +243,7 @@ class Call:
         self._connection = None
         self._is_over = True
         connection.listener = None
-        if connection.parser.reusable and connection.is_open:
+        if connection.parser.reusable and connection.is_open and not self._is_lasting:
             self._connections.give_back(connection)
         else:
             connection.close()

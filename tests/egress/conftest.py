@@ -3,7 +3,7 @@ processes of their own."""
 
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,8 @@ def backend_of(stack: Stack) -> Backend:
     return Backend(stack.triton_url, TINY, stack.service("triton").log)
 
 
-def gateway_before(url: str, stack: Stack, *flags: str) -> AbstractContextManager[Gateway]:
-    """A gateway that reaches the stack's tritonserver at `url`."""
-    return running_gateway("--triton", url, "--model-repository", str(stack.repository), *flags)
+@contextmanager
+def gateway_before(url: str, stack: Stack, *flags: str) -> Iterator[Gateway]:
+    """A gateway that reaches the stack's tritonserver at `url`, when it is ready."""
+    with running_gateway("--triton", url, "--model-repository", str(stack.repository), *flags) as gateway:
+        yield gateway.wait_until_ready()

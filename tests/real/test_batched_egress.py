@@ -161,7 +161,7 @@ def test_a_client_that_goes_away_ends_its_stream_alone(backend: Backend, subscri
 
 def test_without_its_subscription_a_stream_goes_on_by_itself(backend: Backend, name: str) -> None:
     """And a new subscription takes it back. Nothing is lost, whatever was on its way."""
-    greedy = sampling(max_tokens=1200, temperature=0, ignore_eos=True)
+    greedy = sampling(max_tokens=700, temperature=0, ignore_eos=True)
     wanted = {"send_admission": True, "text_input": "Hello", "sampling_parameters": greedy}
     whole = text_of(backend.stream(**wanted))
     with Subscription(backend, name) as first:

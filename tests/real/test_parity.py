@@ -14,7 +14,7 @@ from bench.parity.report import row
 from bench.parity.run import Outcome, plan, run
 from devtools import environments, models, repository
 from devtools.stack import Ports, Stack, StackConfig
-from tests.support.vllm_server import VllmServer, starting_vllm
+from devtools.vllm_server import VllmServer, starting_vllm
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 

@@ -23,13 +23,14 @@ _READ = 1 << 16
 
 @dataclass
 class Own:
-    """A batched request's own stream. `tokens` and `characters` are those of its final, None until it has come."""
+    """A batched request's own stream. `tokens` and `characters` are those of its final, None until it has come;
+    `is_answered`: something has come, the admission first."""
 
     subscriber: str
     stream: int
+    is_answered: bool = False
     tokens: int | None = None
     characters: int | None = None
-    error: bool = False
 
 
 @dataclass
@@ -40,6 +41,10 @@ class Seen:
     acknowledgements: int = 0
     plain: int = 0
     own: list[Own] = field(default_factory=list)
+
+    def answered(self, begin: int = 0) -> int:
+        """How many batched requests have been, from the one of this number on."""
+        return sum(own.is_answered for own in self.own[begin:])
 
 
 class EgressProxy:
@@ -66,10 +71,10 @@ class EgressProxy:
         return sum(link.is_subscription for link in list(self._links))
 
     def drop_subscriptions(self) -> int:
-        """Cuts them off; how many there were."""
+        """Cuts those off by which messages have come; how many there were."""
 
         async def drop() -> int:
-            links = [link for link in self._links if link.is_subscription]
+            links = [link for link in self._links if link.is_subscription and link.messages]
             for link in links:
                 link.cut()
             return len(links)
@@ -120,6 +125,8 @@ class _Link:
 
     def __init__(self, proxy: EgressProxy, client: asyncio.StreamWriter, upstream: asyncio.StreamWriter) -> None:
         self.is_subscription = False
+        self.messages = 0
+        """With rows, that have come by it."""
         self._proxy = proxy
         self._client = client
         self._upstream = upstream
@@ -127,6 +134,8 @@ class _Link:
         self._rewriter: _Rewriter | None = None
 
     def cut(self) -> None:
+        # Cut once: it is among the links until its tasks have ended.
+        self.is_subscription = False
         for writer in (self._client, self._upstream):
             writer.transport.abort()
 
@@ -144,9 +153,9 @@ class _Link:
         with suppress(OSError):
             while data := await reader.read(_READ):
                 if self._own is not None:
+                    self._own.is_answered = True
                     for what, number in _TOTALS.findall(data):
                         setattr(self._own, what.decode(), int(number))
-                    self._own.error = self._own.error or b'{"error":' in data
                 if self._rewriter is not None:
                     data = self._rewriter.feed(data)
                 self._client.write(data)
@@ -154,7 +163,7 @@ class _Link:
 
     def _note(self, body: bytes) -> None:
         seen = self._proxy.seen
-        self._own, self._rewriter, self.is_subscription = None, None, False
+        self._own, self._rewriter, self.is_subscription, self.messages = None, None, False, 0
         if not body:
             return
         asked = json.loads(body)
@@ -168,11 +177,11 @@ class _Link:
         else:
             seen.subscriptions += 1
             self.is_subscription = True
-            self._rewriter = _Rewriter(lambda message: (self._proxy.change or _unchanged)(message))
+            self._rewriter = _Rewriter(self._changed)
 
-
-def _unchanged(message: Message) -> list[Message]:
-    return [message]
+    def _changed(self, message: Message) -> list[Message]:
+        self.messages += 1
+        return [message] if self._proxy.change is None else self._proxy.change(message)
 
 
 class _Rewriter:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import re
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -70,10 +71,18 @@ async def ask(url: str, *requests: Request) -> list[Outcome]:
 async def until_batched(gateway: Gateway) -> None:
     """The gateway's first requests may go without; from now on all are batched."""
     for number in range(100):
-        assert not wrong(await ask(gateway.url, chat(Script(first=number), 3)))
+        problems = wrong(await ask(gateway.url, chat(Script(first=number), 3)))
+        assert not problems, problems
         if gateway.metric("gateway_generations_total", path="batched"):
             return
     raise AssertionError("the gateway does not use batched egress")
+
+
+async def until_answered(gateway: Gateway) -> None:
+    """Until a request gets its right answer, whatever those before it got."""
+    give_up_at = time.monotonic() + 90
+    while problems := wrong(await ask(gateway.url, chat(Script(first=1), 3))):
+        assert time.monotonic() < give_up_at, problems
 
 
 def cancelled(log: Path) -> list[tuple[int, int]]:

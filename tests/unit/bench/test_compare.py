@@ -64,9 +64,10 @@ def test_tables_on_a_page() -> None:
         tokens={NGINX: tokens(10, 12, 11), GATEWAY: tokens(30, 33, 60)}, requests={BARE: [RequestCost(9, 5)]}
     )
     made = tables.markdown(tables.costs(results)) + tables.markdown(tables.ratios(judge(results)))
-    page = f"Before.\n\n{tables.BEGIN}\nold\n{tables.END}\nBehind.\n"
+    begin, end = tables.marks("measured")
+    page = f"Before.\n\n{begin}\nold\n{end}\nBehind.\n"
     written = tables.put_into(page, made)
-    assert written == f"Before.\n\n{tables.BEGIN}\n{made}{tables.END}\nBehind.\n"
+    assert written == f"Before.\n\n{begin}\n{made}{end}\nBehind.\n"
     assert "| nginx | 11.0 µs (10.0 to 12.0) | 0.0 % |  |  |  |" in written
     assert "| bare FastAPI |  |  | 9.0 µs (9.0 to 9.0) | 5 |  |" in written
     assert "| CPU per streamed token, gateway / nginx | 3.00 | 2.75 to 5.45 | ≤ 2 | NOT MET |" in written
@@ -161,7 +162,7 @@ def test_the_whole_comparison_in_a_tiny_size(tmp_path: Path, capsys: pytest.Capt
     file, forwarder, port = tmp_path / "measures.json", tmp_path / "forwarder.py", free_port()
     forwarder.write_text(_FORWARDER)
     page, plot = tmp_path / "page.md", tmp_path / "plot.svg"
-    page.write_text(f"{tables.BEGIN}\n{tables.END}\n")
+    page.write_text("\n".join([*tables.marks("measured"), ""]))
     sizes = ["--rounds", "1", "--streams", "8", "--seconds", "0.2", "--requests", "20", "--burst", "16"]
     parts = [flag for part in ("burst", "token", "request", "slow", "growth") for flag in ("--only", part)]
     other = ["--other", f"forwarder=http://127.0.0.1:{port}={sys.executable} {forwarder} {port} {{upstream}}"]

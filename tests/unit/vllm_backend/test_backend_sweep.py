@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vllm_backend.cancel import SWEEP_INTERVAL, Channel, Sweeper
+from vllm_backend.cancel import SWEEP_INTERVAL, SWEEP_SHARE, Channel, Sweeper
 
 FINAL = 1
 
@@ -84,6 +84,27 @@ def test_a_forgotten_channel_is_not_asked(sweeper: Sweeper) -> None:
     sweeper.forget(channel)
     time.sleep(3 * SWEEP_INTERVAL)
     assert sender.asked <= 1
+
+
+def test_the_sweep_leaves_the_processor_to_others(sweeper: Sweeper) -> None:
+    class Costly(Sender):
+        def is_cancelled(self) -> bool:
+            began = time.thread_time()
+            while time.thread_time() - began < COST:
+                pass
+            if super().is_cancelled() or self.asked == 4:
+                done.set()
+            return False
+
+    done = threading.Event()
+    began = time.monotonic()
+    sweeper.watch(Channel(Costly(), FINAL), lambda: None)
+    assert done.wait(60)
+    assert time.monotonic() - began > 3 * COST / SWEEP_SHARE
+
+
+COST = 0.003
+"""Seconds of a processor that one question takes."""
 
 
 def test_a_finished_channel_is_never_asked() -> None:

@@ -298,18 +298,26 @@ class World:
 
 
 @asynccontextmanager
-async def world() -> AsyncIterator[World]:
-    """In the end nothing is left of it: no task, no connection."""
+async def serving(*tritons: Triton) -> AsyncIterator[list[str]]:
+    """Their URLs. In the end nothing is left of what the gateway had open: no task, no connection."""
     before = asyncio.all_tasks()
-    triton = Triton()
-    server = await asyncio.start_server(triton.serve, "127.0.0.1", 0)
-    connections = Connections(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", 5)
-    paths = Paths("t", connections)
-    the = World(paths, triton, connections)
+    servers = [await asyncio.start_server(triton.serve, "127.0.0.1", 0) for triton in tritons]
     try:
-        yield the
+        yield [f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}" for server in servers]
     finally:
-        await the.leave()
-        await paths.close()
-        server.close()
+        for server in servers:
+            server.close()
         await until(lambda: asyncio.all_tasks() == before, "every task to end")
+
+
+@asynccontextmanager
+async def world() -> AsyncIterator[World]:
+    triton = Triton()
+    async with serving(triton) as (url,):
+        connections = Connections(url, 5)
+        the = World(Paths("t", connections), triton, connections)
+        try:
+            yield the
+        finally:
+            await the.leave()
+            await the.paths.close()

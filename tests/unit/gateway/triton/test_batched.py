@@ -36,6 +36,10 @@ def count(metric: Any, *labels: str) -> float:
     )
 
 
+class Gone(Exception):
+    pass
+
+
 def error_of(client: Client) -> ApiError:
     assert isinstance(client.failure, ApiError)
     return client.failure
@@ -512,6 +516,23 @@ async def test_a_client_that_is_slow_within_its_buffer_loses_nothing() -> None:
         own.final(50, 50)
 
 
+async def test_a_deadline_ends_a_client_that_has_not_taken_an_answer_which_has_come() -> None:
+    async with world() as the:
+        client, own = await the.admitted()
+        client.is_slow = True
+        the.triton.subscription.message(1, [own.number, 0, 0, 1, "a"])
+        await until(lambda: client.text == "a")
+        the.triton.subscription.message(2, [own.number, 1, 1, 1, "b", "stop"])
+        await until(lambda: the.triton.acknowledged[-1:] == [2])
+        client.generation.cancel(Gone())
+        client.reads_on.set()
+        await client.ended()
+        assert isinstance(client.failure, Gone)
+        assert client.text == "a"
+        own.final(2, 2)
+        await until(lambda: the.connections._idle, "the connection to be kept")
+
+
 async def test_the_desk_sees_who_waits_for_whom() -> None:
     async with world() as the:
         client, own = await the.admitted()
@@ -527,10 +548,6 @@ async def test_the_desk_sees_who_waits_for_whom() -> None:
         await client.ended()
         assert not client.generation.waits
         own.final(1, 1)
-
-
-class Gone(Exception):
-    pass
 
 
 @pytest.mark.parametrize("when", ["before open", "before admission", "before a row", "in mid-stream", "after the end"])

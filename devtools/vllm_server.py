@@ -20,13 +20,13 @@ class VllmServer:
 
     def __init__(self, url: str, service: Service) -> None:
         self.url = url
-        self._service = service
+        self.service = service
 
     def wait_until_ready(self) -> "VllmServer":
         give_up_at = time.monotonic() + _START_SECONDS
         while not answers(f"{self.url}/health"):
-            if self._service.exit_code is not None or time.monotonic() > give_up_at:
-                raise DevError(f"vLLM's server did not start:\n{self._service.output()[-3000:]}")
+            if self.service.exit_code is not None or time.monotonic() > give_up_at:
+                raise DevError(f"vLLM's server did not start:\n{self.service.output()[-3000:]}")
             time.sleep(0.1)
         return self
 
