@@ -15,8 +15,8 @@ seen in about half of it, at most in all of it."""
 
 SWEEP_SHARE = 0.01
 """Of a processor that the sweep's own thread may take; what else it costs is about as much again. A question is three
-switches between threads, 60 µs of processor in all here: asked every 50 ms, a thousand open requests would take more than
-a processor, and many times what their tokens cost in batched egress."""
+switches between threads, 60 µs of processor in all here: asked every 50 ms, a thousand open requests would take more
+than a processor, and many times what their tokens cost in batched egress."""
 
 _SHORTEST_PAUSE = 0.01
 """Seconds between two sweeps when one takes longer than the interval."""

@@ -3,7 +3,7 @@
 Triton's Python backend loads this file from the folder of the backend `vllm` and calls `TritonPythonModel`. It runs
 on several threads: Triton's calls `execute`, which only reads the tensors; the event loop runs the engine's client and
 sends every response of an admitted request, but the rows of batched egress, which each subscriber's own thread sends
-(`egress.py`); the sweep asks for cancellations (`cancel.py`)."""
+(`egress.py`); sweeps ask for cancellations (`cancel.py`)."""
 
 import asyncio
 import json
@@ -126,7 +126,10 @@ class TritonPythonModel:
         except StartError as error:
             raise pb_utils.TritonModelException(str(error)) from None
         self._sweeper = Sweeper()
-        self._sweeper.start()
+        # One of its own: many requests would have it see the end of a subscription late.
+        self._subscription_sweeper = Sweeper()
+        for sweeper in (self._sweeper, self._subscription_sweeper):
+            sweeper.start()
         # Only now: auto-completion must not pay for it.
         from msgspec import json as msgspec_json
 
@@ -160,7 +163,8 @@ class TritonPythonModel:
         Triton calls it when no request is open any more, or when its exit timeout has passed.
         """
         self._watcher.cancel()
-        self._sweeper.stop()
+        for sweeper in (self._sweeper, self._subscription_sweeper):
+            sweeper.stop()
         self._on_loop(self._end_calls())
         self._on_loop(self._engine.shutdown())
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -220,9 +224,9 @@ class TritonPythonModel:
             call.channel.finish(_error_response(error))
 
     def _subscribe(self, channel: Channel, request: SubscriptionRequest) -> None:
-        way = TextWay(channel, self._sweeper.forget)
+        way = TextWay(channel, self._subscription_sweeper.forget)
         gone = partial(self._registry.lose, request.subscriber, way)
-        self._sweeper.watch(channel, lambda: self._loop.call_soon_threadsafe(gone))
+        self._subscription_sweeper.watch(channel, lambda: self._loop.call_soon_threadsafe(gone))
         self._registry.subscribe(request, way)
         self._keep_ticking()
 

@@ -30,8 +30,7 @@ ACKNOWLEDGE_S = 0.1
 _SIGN_OF_LIFE_S = 5.0  # A backend that hears nothing for 15 s takes the gateway for dead.
 _ANSWER_S = 5.0  # For the hello, and for the answer of an acknowledgement.
 _ASK_AGAIN_S = 0.5  # What was asked for again may be lost too.
-_FIRST_PAUSE_S = 0.1
-_LONGEST_PAUSE_S = 2.0
+_PAUSES_S = (0.1, 0.2, 0.4, 0.8, 1.6, 2.0)  # Before it is opened again, by how often that has failed.
 _WORKED_S = 1.0  # A subscription that lasted as long has not failed to begin.
 _REFUSED_S = 60.0  # An instance may have been upgraded without another contract.
 # In the backend's words, and in Triton's own for an input that a model does not have.
@@ -187,7 +186,7 @@ class Subscription:
                     self._problem = problem
                 has_worked = session.is_open and (session.has_carried or loop.time() - began > _WORKED_S)
                 tries = 0 if has_worked else tries + 1
-                pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0**tries) if problem or tries else 0.0
+                pause = _PAUSES_S[min(tries, len(_PAUSES_S) - 1)] if problem or tries else 0.0
                 self._try_at = loop.time() + pause
                 if not self._streams and not self._waiting:
                     return
@@ -293,7 +292,7 @@ class _Session:
     def hold(self) -> None:
         """What comes from now on is not acknowledged, until nothing is missing any more."""
         if self._held is None:
-            self._held = max(self._acknowledged, self._next - 1)
+            self._held = self._next - 1
 
     def look(self) -> None:
         """Something has changed."""

@@ -2,9 +2,12 @@
 responses of the per-request path say."""
 
 import json
+import os
+import signal
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -13,7 +16,9 @@ from devtools.models import TINY
 from devtools.stack import StackConfig
 from tests.real.conftest import FreshStack
 from tests.support.backend import Backend, Event, sampling, text_of
+from tests.support.processes import engine_of
 from tests.support.subscription import Answer, Subscription
+from tests.support.waiting import wait_for
 
 UNSATISFIABLE: dict[str, Any] = {"allowed_token_ids": [4], "structured_outputs": {"regex": "a"}}
 """The grammar refuses the one token that may be sampled."""
@@ -225,6 +230,30 @@ def test_wrong_combinations_are_refused_by_name(backend: Backend, name: str) -> 
     assert backend.refusal(**inputs, text_input="a").startswith("INVALID_ARG stream_id: is missing")
     assert backend.refusal(**inputs, resume="[[1]]").startswith("INVALID_ARG resume: must be a JSON list of ")
     assert backend.refusal(**inputs, acknowledged=1) == "UNAVAILABLE: the subscriber is not known; subscribe again."
+
+
+@pytest.mark.long
+def test_the_death_of_the_engine_is_the_last_row_of_every_stream(fresh_stack: FreshStack, name: str) -> None:
+    """And the model can be loaded again, although a subscription was open."""
+    triton = (stack := fresh_stack(StackConfig(models={TINY: {}}, gateway=False))).service("triton")
+    backend = Backend(stack.triton_url, TINY, triton.log)
+    error = "UNAVAILABLE: the engine has stopped; unload the model and load it again."
+    with Subscription(backend, name) as subscription, ExitStack() as streams:
+        answers = [subscription.answer(number) for number in (1, 2, 3)]
+        inputs = subscription.inputs | {"send_admission": True, "text_input": "Hello", "sampling_parameters": LONG}
+        opened = [streams.enter_context(backend.open(**inputs, stream_id=number)) for number in (1, 2, 3)]
+        for events in opened:
+            next(events)
+        subscription.wait_for(lambda: all(answer.tokens for answer in answers), "some tokens of each")
+        os.kill(engine_of(triton), signal.SIGKILL)
+        assert [list(events) for events in opened] == [[{"error": error}]] * 3
+        subscription.wait_for(lambda: subscription.end is not None, "the end of the subscription")
+    assert [(answer.finish_reason, answer.outputs) for answer in answers] == [("error", {"error": error})] * 3
+    wait_for(lambda: not backend.is_ready, "the model's unloading")
+    backend.load()
+    with Subscription(backend, name) as subscription:
+        ask(subscription, backend, 4, sampling_parameters=sampling(max_tokens=3))
+    backend.close()
 
 
 @pytest.mark.long
