@@ -13,10 +13,13 @@ SWEEP_INTERVAL = 0.05
 """Seconds from the start of one sweep to the start of the next, unless there are too many requests: a cancellation is
 seen in about half of it, at most in all of it."""
 
-SWEEP_SHARE = 0.01
-"""Of a processor that the sweep's own thread may take; what else it costs is about as much again. A question is three
+SWEEP_SHARE = 0.02
+"""Of a processor that a sweep's own thread may take; what else it costs is about as much again. A question is three
 switches between threads, 60 µs of processor in all here: asked every 50 ms, a thousand open requests would take more
-than a processor, and many times what their tokens cost in batched egress."""
+than a processor."""
+
+BATCHED_SWEEP_SHARE = 0.002
+"""The same for the requests of batched egress, whose tokens cost little, and whose clients can say what they cancel."""
 
 _SHORTEST_PAUSE = 0.01
 """Seconds between two sweeps when one takes longer than the interval."""
@@ -64,20 +67,27 @@ class Channel:
 
 class Sweeper:
     """One thread that asks for every open channel, `SWEEP_INTERVAL` apart, whether its client is still there; further
-    apart where there are so many that it would take more than `SWEEP_SHARE`, from about twenty on here."""
+    apart where there are so many that it would take more than its share of a processor."""
 
-    def __init__(self) -> None:
+    def __init__(self, share: float = SWEEP_SHARE) -> None:
+        self._share = share
         self._open: dict[Channel, Callable[[], object]] = {}
         self._lock = threading.Lock()
-        self._stop = threading.Event()
+        self._next = threading.Event()
+        self._is_stopped = False
         self._thread = threading.Thread(target=self._run, name="cancellation-sweep", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        self._stop.set()
+        self._is_stopped = True
+        self._next.set()
         self._thread.join()
+
+    def hurry(self) -> None:
+        """The next sweep is now: a client seems to have left with all its requests."""
+        self._next.set()
 
     def watch(self, channel: Channel, on_cancel: Callable[[], object]) -> None:
         """Calls `on_cancel` once, from the sweep's thread, when the channel's client has gone away."""
@@ -90,7 +100,11 @@ class Sweeper:
 
     def _run(self) -> None:
         pause = SWEEP_INTERVAL
-        while not self._stop.wait(pause):
+        while True:
+            self._next.wait(pause)
+            self._next.clear()
+            if self._is_stopped:
+                return
             began, cpu = time.monotonic(), time.thread_time()
             with self._lock:
                 channels = list(self._open.items())
@@ -99,4 +113,4 @@ class Sweeper:
                     self.forget(channel)
                     on_cancel()
             cost = time.thread_time() - cpu
-            pause = max(SWEEP_INTERVAL - (time.monotonic() - began), cost / SWEEP_SHARE, _SHORTEST_PAUSE)
+            pause = max(SWEEP_INTERVAL - (time.monotonic() - began), cost / self._share, _SHORTEST_PAUSE)

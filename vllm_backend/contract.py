@@ -34,6 +34,7 @@ SUBSCRIBER = "subscriber"
 STREAM_ID = "stream_id"
 ACKNOWLEDGED = "acknowledged"
 RESUME = "resume"
+CANCELLED = "cancelled"
 IMAGE = "image"
 EMBEDDING_REQUEST = "embedding_request"
 
@@ -91,6 +92,7 @@ INPUTS = (
     Tensor(STREAM_ID, "TYPE_INT64", (1,), optional=True),
     Tensor(ACKNOWLEDGED, "TYPE_INT64", (1,), optional=True),
     Tensor(RESUME, "TYPE_STRING", (1,), optional=True),
+    Tensor(CANCELLED, "TYPE_STRING", (1,), optional=True),
     Tensor(IMAGE, "TYPE_STRING", (-1,), optional=True),
     Tensor(EMBEDDING_REQUEST, "TYPE_STRING", (1,), optional=True),
 )

@@ -49,7 +49,7 @@ could still go by the request's own stream."""
 TOMBSTONE = 15.0
 """Seconds that a stream's rows can still be asked for after its final response, unless they were acknowledged."""
 
-TICK = 0.05
+TICK = 0.1
 """Seconds between two calls of `Registry.tick`."""
 
 UNKNOWN_SUBSCRIBER = "the subscriber is not known; subscribe again."
@@ -96,7 +96,7 @@ class Stream:
         stream_id: int,
         own: Way,
         delivered: Callable[[], None],
-        aborted: Callable[[RequestError], None],
+        aborted: Callable[[RequestError | None], None],
     ) -> None:
         self.stream_id = stream_id
         self.subscriber = subscriber
@@ -105,6 +105,7 @@ class Stream:
         self.delivered = delivered
         """Called when the final response may be sent."""
         self.aborted = aborted
+        """Called when the request is to be ended with an error instead; None: its client has cancelled it."""
         self.outputs: RowOutputs | None = None
         self.tokens = 0
         self.characters = 0
@@ -269,7 +270,7 @@ class Subscriber:
     # On the event loop.
 
     def open(
-        self, stream_id: int, own: Way, delivered: Callable[[], None], aborted: Callable[[RequestError], None]
+        self, stream_id: int, own: Way, delivered: Callable[[], None], aborted: Callable[[RequestError | None], None]
     ) -> Stream:
         """Raises InvalidArgument."""
         self._heard = self._registry.clock()
@@ -315,7 +316,7 @@ class Subscriber:
             self._resume(resume)
         self._sending.wake()
 
-    def acknowledge(self, number: int, resume: Iterable[Position]) -> None:
+    def acknowledge(self, number: int, resume: Iterable[Position], cancelled: Iterable[int]) -> None:
         """Raises InvalidArgument."""
         self._heard = self._registry.clock()
         delivered: list[Stream] = []
@@ -339,6 +340,11 @@ class Subscriber:
                 elif self._sent_to_end.pop(stream, None) is not None:
                     delivered.append(stream)
         self._deliver(delivered)
+        for stream_id in cancelled:
+            # One that is not known may be on its way: the end of its own connection will tell.
+            unwanted = self._streams.get(stream_id)
+            if unwanted is not None and not unwanted.is_delivered:
+                unwanted.aborted(None)
         self._sending.wake()
 
     def lose(self, way: Way) -> None:
@@ -581,10 +587,11 @@ class Registry:
         return len(self._subscribers)
 
     def open(
-        self, name: StreamName, own: Way, delivered: Callable[[], None], aborted: Callable[[RequestError], None]
+        self, name: StreamName, own: Way, delivered: Callable[[], None], aborted: Callable[[RequestError | None], None]
     ) -> Stream:
         """The stream of a new request. `delivered` is called when its final response may be sent, `aborted` when the
-        request is to be ended with an error instead. Raises InvalidArgument."""
+        request is to be ended with an error instead, or with None because its client has cancelled it. Raises
+        InvalidArgument."""
         return self._known(name.subscriber).open(name.stream_id, own, delivered, aborted)
 
     def subscribe(self, request: SubscriptionRequest, way: Way) -> None:
@@ -597,7 +604,7 @@ class Registry:
         subscriber = self._subscribers.get(request.subscriber)
         if subscriber is None:
             raise Unavailable(UNKNOWN_SUBSCRIBER)
-        subscriber.acknowledge(request.acknowledged, request.resume)
+        subscriber.acknowledge(request.acknowledged, request.resume, request.cancelled)
 
     def lose(self, name: str, way: Way) -> None:
         """The client of a subscription has gone away."""

@@ -11,14 +11,13 @@ import os
 import threading
 import traceback
 from collections.abc import Callable, Coroutine
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import triton_python_backend_utils as pb_utils
 
 from vllm_backend import alive, contract, egress
-from vllm_backend.cancel import Channel, Sweeper
+from vllm_backend.cancel import BATCHED_SWEEP_SHARE, Channel, Sweeper
 from vllm_backend.contract import Internal, InvalidArgument, RequestError, StartError, Unavailable
 from vllm_backend.model_json import read_model_json
 from vllm_backend.orphan import end_with_parent
@@ -51,18 +50,21 @@ class Call:
         self.cancelled_by_client = False
         self.error: RequestError = Unavailable(UNLOADING)
         """Why it was cancelled, if not by its client."""
+        self._is_aborted = False
 
     def cancel(self) -> None:
         """The client has gone away. On the event loop."""
-        self.cancelled_by_client = True
-        assert self.task is not None
-        self.task.cancel()
+        self.abort(None)
 
-    def abort(self, error: RequestError) -> None:
-        """Ends it with an error. On the event loop."""
-        self.error = error
-        assert self.task is not None
-        self.task.cancel()
+    def abort(self, error: RequestError | None) -> None:
+        """Ends it with an error; None: its client has gone away. On the event loop. Once: what then frees the engine
+        must not be cancelled itself."""
+        if not self._is_aborted:
+            self._is_aborted = True
+            self.cancelled_by_client = error is None
+            self.error = error or self.error
+            assert self.task is not None
+            self.task.cancel()
 
 
 class TextWay:
@@ -126,9 +128,8 @@ class TritonPythonModel:
         except StartError as error:
             raise pb_utils.TritonModelException(str(error)) from None
         self._sweeper = Sweeper()
-        # One of its own: many requests would have it see the end of a subscription late.
-        self._subscription_sweeper = Sweeper()
-        for sweeper in (self._sweeper, self._subscription_sweeper):
+        self._batched_sweeper = Sweeper(BATCHED_SWEEP_SHARE)
+        for sweeper in (self._sweeper, self._batched_sweeper):
             sweeper.start()
         # Only now: auto-completion must not pay for it.
         from msgspec import json as msgspec_json
@@ -163,7 +164,7 @@ class TritonPythonModel:
         Triton calls it when no request is open any more, or when its exit timeout has passed.
         """
         self._watcher.cancel()
-        for sweeper in (self._sweeper, self._subscription_sweeper):
+        for sweeper in (self._sweeper, self._batched_sweeper):
             sweeper.stop()
         self._on_loop(self._end_calls())
         self._on_loop(self._engine.shutdown())
@@ -224,11 +225,15 @@ class TritonPythonModel:
             call.channel.finish(_error_response(error))
 
     def _subscribe(self, channel: Channel, request: SubscriptionRequest) -> None:
-        way = TextWay(channel, self._subscription_sweeper.forget)
-        gone = partial(self._registry.lose, request.subscriber, way)
-        self._subscription_sweeper.watch(channel, lambda: self._loop.call_soon_threadsafe(gone))
+        way = TextWay(channel, self._sweeper.forget)
+        self._sweeper.watch(channel, lambda: self._loop.call_soon_threadsafe(self._lose, request.subscriber, way))
         self._registry.subscribe(request, way)
         self._keep_ticking()
+
+    def _lose(self, subscriber: str, way: TextWay) -> None:
+        """The client of a subscription has gone away, perhaps with its requests."""
+        self._registry.lose(subscriber, way)
+        self._batched_sweeper.hurry()
 
     def _generate(self, call: Call, request: GenerateRequest) -> None:
         if request.batched is not None:
@@ -251,9 +256,10 @@ class TritonPythonModel:
     async def _serve(self, call: Call, request: GenerateRequest) -> None:
         """The whole course of one request. Whatever happens, the channel is finished exactly once."""
         last: Any = None
+        sweeper = self._sweeper if call.stream is None else self._batched_sweeper
         try:
             # Only now: a task that is cancelled before its first step would never get to the end of this function.
-            self._sweeper.watch(call.channel, lambda: self._loop.call_soon_threadsafe(call.cancel))
+            sweeper.watch(call.channel, lambda: self._loop.call_soon_threadsafe(call.cancel))
             generation = await self._engine.admit(request)
             last = await self._answer(call, request, generation)
         except asyncio.CancelledError:
@@ -266,7 +272,7 @@ class TritonPythonModel:
         except Exception as error:
             last = _unexpected(call.client_id, error)
         finally:
-            self._sweeper.forget(call.channel)
+            sweeper.forget(call.channel)
             self._calls.discard(call)
             call.channel.finish(last)
             if call.stream is not None:

@@ -54,7 +54,9 @@ class Acknowledgement:
     subscriber: str
     acknowledged: int
     """The number of the last message up to which all have been."""
-    resume: tuple[Position, ...]
+    resume: tuple[Position, ...] = ()
+    cancelled: tuple[int, ...] = ()
+    """The streams that nobody wants any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +124,15 @@ def parse_request(inputs: Inputs) -> Request:
     resume = _resume(inputs)
     acknowledged = _integer(inputs, contract.ACKNOWLEDGED)
     if acknowledged is None:
+        if contract.CANCELLED in inputs:
+            raise InvalidArgument(contract.CANCELLED, f"needs {contract.ACKNOWLEDGED}, which is absent.")
         return SubscriptionRequest(subscriber, resume)
     if acknowledged < 0:
         raise InvalidArgument(contract.ACKNOWLEDGED, f"must be the number of a message, or 0, not {acknowledged}.")
-    return Acknowledgement(subscriber, acknowledged, resume)
+    return Acknowledgement(subscriber, acknowledged, resume, _cancelled(inputs))
 
 
-_EGRESS_INPUTS = (contract.SUBSCRIBER, contract.STREAM_ID, contract.ACKNOWLEDGED, contract.RESUME)
+_EGRESS_INPUTS = (contract.SUBSCRIBER, contract.STREAM_ID, contract.ACKNOWLEDGED, contract.RESUME, contract.CANCELLED)
 
 
 def _generate_request(inputs: Inputs, batched: StreamName | None) -> GenerateRequest:
@@ -237,7 +241,7 @@ def _subscriber(inputs: Inputs) -> str:
 
 
 def _stream_id(inputs: Inputs) -> int:
-    for name in (contract.ACKNOWLEDGED, contract.RESUME):
+    for name in (contract.ACKNOWLEDGED, contract.RESUME, contract.CANCELLED):
         if name in inputs:
             raise InvalidArgument(name, "must be absent from a request for an answer.")
     stream_id = _integer(inputs, contract.STREAM_ID)
@@ -260,6 +264,20 @@ def _resume(inputs: Inputs) -> tuple[Position, ...]:
             "must be a JSON list of [stream_id, tokens, characters], whole numbers from 0, the first from 1, "
             f"not {shown(text)}.",
         ) from None
+
+
+def _cancelled(inputs: Inputs) -> tuple[int, ...]:
+    text = _text(inputs, contract.CANCELLED)
+    if text is None:
+        return ()
+    try:
+        numbers = _list(json.loads(text))
+        if any(type(number) is not int or number < 1 for number in numbers):
+            raise ValueError
+    except (ValueError, RecursionError):
+        sentence = f"must be a JSON list of stream numbers, each of at least 1, not {shown(text)}."
+        raise InvalidArgument(contract.CANCELLED, sentence) from None
+    return tuple(numbers)
 
 
 def _position(value: Any) -> Position:

@@ -300,8 +300,8 @@ def read_rows(rows: Sequence[tuple[float, list[Any]]], answer: Answer, began: fl
         if len(row) > 5 and row[5]:
             streamed.finish_reason = row[5]
     final = orjson.loads(answer.events[-1][0])
-    if "error" in final:
-        raise WrongAnswer(str(final["error"]))
+    if "num_output_characters" not in final:
+        raise WrongAnswer(f"the request's own stream ends with {final}")
     if (final["num_output_tokens"], final["num_output_characters"]) != (total, characters):
         raise WrongAnswer(f"rows of {total} tokens came, of {final['num_output_tokens']}")
     return streamed

@@ -47,13 +47,13 @@ def streams(results: Results) -> Table:
         for count, ways in counts.items():
             rows += [_stream_row(f"{count} streams, {title}, {name}", costs) for name, costs in ways.items()]
     rows += [_stream_row(f"vLLM, {name}", costs) for name, costs in results.vllm.items()]
-    header = ["", "stub + tritonserver", "engine", "tokens/s", "first token p50, p99", "between tokens p50, p99"]
+    header = ["", "stub + tritonserver", "engine", "tokens/s", "first token p50, p99", "between tokens p50, p99", "cut"]
     return Table("CPU per token on tritonserver: median (lowest to highest round)", header, rows)
 
 
 def gateways(results: Results) -> Table:
     rows = [_stream_row(name, costs, engine=False) for name, costs in results.gateways.items()]
-    header = ["", "CPU per token", "tokens/s", "first token p50, p99", "between tokens p50, p99"]
+    header = ["", "CPU per token", "tokens/s", "first token p50, p99", "between tokens p50, p99", "cut"]
     return Table("The gateway", header, rows)
 
 
@@ -121,6 +121,7 @@ def _stream_row(name: str, costs: Sequence[StreamCost], *, engine: bool = True) 
         f"{_median([one.tokens_per_second for one in costs]):.0f}",
         _times([one.ttft_p50 for one in costs], [one.ttft_p99 for one in costs]),
         _times([one.itl_p50 for one in costs], [one.itl_p99 for one in costs]),
+        f"{100 * _median([one.short for one in costs]):.0f} %",
     ]
 
 

@@ -267,6 +267,8 @@ class BatchedGeneration(Generation):
         if self._failure is None and not self._is_complete:
             self._failure = error
             self._leave()
+            if not self._own_is_over:
+                self._subscription.cancelled(self)
             self._call.cancel(error)
             self.wake()
 

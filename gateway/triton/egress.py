@@ -6,7 +6,7 @@ stands in its answer, so that one that is doubled, re-sent or has come another w
 The wire format is defined by `vllm_backend`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
@@ -79,10 +79,13 @@ def subscription_body(subscriber: str, resume: Iterable[Point] = ()) -> bytes:
     return orjson.dumps({"batched_egress": True, "subscriber": subscriber, **_resume(resume)})
 
 
-def acknowledgement_body(subscriber: str, number: int, resume: Iterable[Point] = ()) -> bytes:
-    """All messages up to `number` have come and been applied."""
+def acknowledgement_body(
+    subscriber: str, number: int, resume: Iterable[Point] = (), cancelled: Sequence[int] = ()
+) -> bytes:
+    """All messages up to `number` have come and been applied; `cancelled` are streams that nobody wants any more."""
     inputs = {"batched_egress": True, "subscriber": subscriber, "acknowledged": number}
-    return orjson.dumps(inputs | _resume(resume))
+    named = {"cancelled": orjson.dumps(cancelled).decode()} if cancelled else {}
+    return orjson.dumps(inputs | _resume(resume) | named)
 
 
 def _resume(points: Iterable[Point]) -> dict[str, str]:

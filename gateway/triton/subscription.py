@@ -140,6 +140,11 @@ class Subscription:
         self._streams.pop(stream.number, None)
         self._broken.pop(stream.number, None)
 
+    def cancelled(self, stream: Stream) -> None:
+        """The backend is told at once: that a connection was closed, it notices late where there are many."""
+        if self._session is not None:
+            self._session.cancel(stream.number)
+
     def repair(self, stream: Stream, kind: str) -> None:
         """Ask for the stream's rows again, from its point, until `whole`. `kind` is what showed that some are missing:
         `row` or `end`."""
@@ -288,6 +293,12 @@ class _Session:
         self._has_missed = False
         self._held_until = 0.0
         self._said_at = 0.0
+        self._cancelled: list[int] = []
+
+    def cancel(self, number: int) -> None:
+        """A stream. The backend ignores one that it does not know."""
+        self._cancelled.append(number)
+        self.look()
 
     def hold(self) -> None:
         """What comes from now on is not acknowledged, until nothing is missing any more."""
@@ -366,9 +377,10 @@ class _Session:
             self._held = None
         number = self._next - 1 if self._held is None else self._held
         is_silent = now - self._said_at >= _SIGN_OF_LIFE_S and subscription.has_streams
-        if number == self._acknowledged and not points and not is_silent:
+        cancelled, self._cancelled = self._cancelled, []
+        if number == self._acknowledged and not points and not cancelled and not is_silent:
             return
-        body = egress.acknowledgement_body(subscription.subscriber, number, points)
+        body = egress.acknowledgement_body(subscription.subscriber, number, points, cancelled)
         self._said_at = now
         try:
             async with asyncio.timeout(_ANSWER_S):

@@ -85,6 +85,8 @@ async def test_a_subscription_that_is_cut_twenty_times(triton: Stack, proxy: Egr
             for _ in range(_DROPS):
                 await until(proxy.drop_subscriptions, "a subscription to cut")
             ended = await outcomes
+        # The answers are over with their rows; the finals come behind.
+        await until(lambda: proxy.seen.finished(begun) == 64, "the finals")
         assert silently_wrong(ended) == []
         assert wrong(ended) == []
         assert gateway.metric("gateway_egress_reconnects_total") >= _DROPS

@@ -17,7 +17,7 @@ Message = dict[str, Any]
 Change = Callable[[Message], list[Message]]
 """What goes on in place of a message with rows."""
 
-_TOTALS = re.compile(rb'"num_output_(tokens|characters)":(\d+)')
+_TOTALS = re.compile(rb'"num_output_characters":(\d+),"num_output_tokens":(\d+)')
 _READ = 1 << 16
 
 
@@ -45,6 +45,10 @@ class Seen:
     def answered(self, begin: int = 0) -> int:
         """How many batched requests have been, from the one of this number on."""
         return sum(own.is_answered for own in self.own[begin:])
+
+    def finished(self, begin: int = 0) -> int:
+        """How many of them have had their final."""
+        return sum(own.tokens is not None for own in self.own[begin:])
 
 
 class EgressProxy:
@@ -154,8 +158,8 @@ class _Link:
             while data := await reader.read(_READ):
                 if self._own is not None:
                     self._own.is_answered = True
-                    for what, number in _TOTALS.findall(data):
-                        setattr(self._own, what.decode(), int(number))
+                    if totals := _TOTALS.search(data):
+                        self._own.characters, self._own.tokens = int(totals[1]), int(totals[2])
                 if self._rewriter is not None:
                     data = self._rewriter.feed(data)
                 self._client.write(data)

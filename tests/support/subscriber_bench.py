@@ -103,6 +103,7 @@ class Answer:
     def __init__(self, bench: "Bench", stream_id: int, outputs: RowOutputs | None) -> None:
         self.own = Way()
         self.error: RequestError | None = None
+        self.is_aborted = False
         self.stream = bench.registry.open(StreamName(bench.NAME, stream_id), self.own, self._delivered, self._aborted)
         self.stream.outputs = outputs
         self.final: tuple[str | None, int, int] | None = None
@@ -120,8 +121,9 @@ class Answer:
         self.own.finish(None)
         self.stream.close()
 
-    def _aborted(self, error: RequestError) -> None:
+    def _aborted(self, error: RequestError | None) -> None:
         self.error = error
+        self.is_aborted = True
         self.cancel()
 
 
@@ -162,8 +164,8 @@ class Bench:
         self.registry.subscribe(SubscriptionRequest(self.NAME, resume), way)
         return way
 
-    def acknowledge(self, number: int, *resume: Position) -> None:
-        self.registry.acknowledge(Acknowledgement(self.NAME, number, resume))
+    def acknowledge(self, number: int, *resume: Position, cancelled: Sequence[int] = ()) -> None:
+        self.registry.acknowledge(Acknowledgement(self.NAME, number, resume, tuple(cancelled)))
         self.run()
 
     def run(self) -> None:

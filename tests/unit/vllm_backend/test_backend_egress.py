@@ -433,6 +433,25 @@ def test_a_cancelled_stream_leaves_nothing(bench: Bench, moment: str) -> None:
     assert len(bench.registry) == 0
 
 
+def test_a_stream_is_cancelled_with_an_acknowledgement(bench: Bench) -> None:
+    way = bench.subscribe()
+    answers = [bench.answer(number) for number in (1, 2, 3)]
+    for answer in answers:
+        answer.put("a")
+    answers[2].put("b", finish_reason="stop")
+    bench.run()
+    bench.wait(FINAL_WAIT + 0.1)
+    assert answers[2].final
+    way.take()
+    # The third has had its final response, and of the fourth nothing is known.
+    bench.acknowledge(0, cancelled=[1, 3, 4])
+    assert [(answer.is_aborted, answer.error) for answer in answers] == [(True, None), (False, None), (False, None)]
+    for answer in answers[:2]:
+        answer.put("c")
+    bench.run()
+    assert way.rows() == [[2, 1, 1, 1, "c"]]
+
+
 def last_message(bench: Bench) -> int:
     """The number of the last message."""
     for number in range(100, -1, -1):

@@ -187,6 +187,7 @@ ANSWER = {
     "subscriber": SUBSCRIBER,
     "stream_id": 7,
 }
+ALONE = {"subscriber": SUBSCRIBER, "stream_id": 1, "acknowledged": 1, "resume": "[]", "cancelled": "[]"}
 SUBSCRIPTION = {"batched_egress": True, "subscriber": SUBSCRIBER}
 ACKNOWLEDGEMENT = SUBSCRIPTION | {"acknowledged": 0}
 
@@ -203,6 +204,8 @@ def test_a_subscription_and_an_acknowledgement() -> None:
     assert parse_request(tensors(**SUBSCRIPTION, **resume)) == SubscriptionRequest(SUBSCRIBER, positions)
     assert parse_request(tensors(**ACKNOWLEDGEMENT)) == Acknowledgement(SUBSCRIBER, 0, ())
     assert parse_request(tensors(**ACKNOWLEDGEMENT, **resume)) == Acknowledgement(SUBSCRIBER, 0, positions)
+    cancelled = parse_request(tensors(**ACKNOWLEDGEMENT, cancelled="[7, 9]"))
+    assert cancelled == Acknowledgement(SUBSCRIBER, 0, (), (7, 9))
 
 
 @pytest.mark.parametrize(
@@ -210,7 +213,7 @@ def test_a_subscription_and_an_acknowledgement() -> None:
     [
         *(
             ({"text_input": "a", name: value}, f"{name}: needs batched_egress, which is absent or false.")
-            for name, value in (("subscriber", SUBSCRIBER), ("stream_id", 1), ("acknowledged", 1), ("resume", "[]"))
+            for name, value in ALONE.items()
         ),
         ({"batched_egress": True}, "subscriber: is missing, since batched_egress is true."),
         *(
@@ -225,6 +228,14 @@ def test_a_subscription_and_an_acknowledgement() -> None:
         (ANSWER | {"acknowledged": 1}, "acknowledged: must be absent from a request for an answer."),
         (ANSWER | {"resume": "[]"}, "resume: must be absent from a request for an answer."),
         (ACKNOWLEDGEMENT | {"acknowledged": -1}, "acknowledged: must be the number of a message, or 0, not -1."),
+        (SUBSCRIPTION | {"cancelled": "[1]"}, "cancelled: needs acknowledged, which is absent."),
+        *(
+            (
+                ACKNOWLEDGEMENT | {"cancelled": text},
+                f"cancelled: must be a JSON list of stream numbers, each of at least 1, not {json.dumps(text)}.",
+            )
+            for text in ("", "1", "[0]", "[true]", "[1.0]")
+        ),
         (SUBSCRIPTION | {"stream": True}, "stream: must be absent from a request of batched egress without a prompt."),
         *(
             (
@@ -260,5 +271,5 @@ def test_an_input_that_is_declared_is_read() -> None:
         if tensor.name in changed:
             assert generation(text_input="a", **{tensor.name: changed[tensor.name]}) != plain
         else:
-            egress = {"batched_egress", "subscriber", "stream_id", "acknowledged", "resume"}
+            egress = {"batched_egress", "subscriber", "stream_id", "acknowledged", "resume", "cancelled"}
             assert tensor.name in {"text_input", "input_ids", "truncation_side", *egress, *contract.NOT_YET_SUPPORTED}

@@ -103,6 +103,20 @@ def test_the_sweep_leaves_the_processor_to_others(sweeper: Sweeper) -> None:
     assert time.monotonic() - began > 3 * COST / SWEEP_SHARE
 
 
+def test_a_sweep_that_is_to_come_soon() -> None:
+    """However much it takes."""
+    slow = Sweeper(share=1e-9)
+    slow.start()
+    sender, done = Sender(), threading.Event()
+    slow.watch(Channel(sender, FINAL), done.set)
+    while not sender.asked:
+        time.sleep(0.01)
+    sender.cancelled = True
+    slow.hurry()
+    assert done.wait(60)
+    slow.stop()
+
+
 COST = 0.003
 """Seconds of a processor that one question takes."""
 

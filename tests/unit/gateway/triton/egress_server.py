@@ -16,7 +16,7 @@ from gateway.triton.generation import Generation
 from gateway.triton.paths import Paths
 
 CONTRACT = ModelContract(Backend.OURS, frozenset({"send_admission", "batched_egress"}))
-_LIMIT_S = 30.0
+_LIMIT_S = 60.0
 
 
 async def until(condition: Callable[[], Any], what: str = "what must come to hold") -> None:
@@ -314,7 +314,7 @@ async def serving(*tritons: Triton) -> AsyncIterator[list[str]]:
 async def world() -> AsyncIterator[World]:
     triton = Triton()
     async with serving(triton) as (url,):
-        connections = Connections(url, 5)
+        connections = Connections(url, 60)
         the = World(Paths("t", connections), triton, connections)
         try:
             yield the

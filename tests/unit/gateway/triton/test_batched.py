@@ -1,6 +1,7 @@
 """Batched generations and their subscription, against a Triton whose every word a test chooses."""
 
 import asyncio
+import json
 import logging
 from typing import Any
 
@@ -15,10 +16,17 @@ from gateway.triton.generation import Generation
 from tests.unit.gateway.triton.egress_server import CONTRACT, Client, until, world
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is given up because the machine has paused."""
+    monkeypatch.setattr(batched, "REPAIR_S", 60.0)
+    monkeypatch.setattr(batched, "_LAST_RESPONSE_S", 60.0)
+    monkeypatch.setattr(subscription, "_ANSWER_S", 60.0)
+
+
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What waits for seconds waits for less."""
-    monkeypatch.setattr(batched, "REPAIR_S", 1.0)
+    """What is looked for elsewhere, or asked for again, is so soon."""
     monkeypatch.setattr(batched, "_OTHER_WAY_S", 0.1)
     monkeypatch.setattr(subscription, "_ASK_AGAIN_S", 0.1)
 
@@ -279,7 +287,10 @@ async def test_a_final_that_is_ahead_has_the_end_asked_for_again(quick: None) ->
 
 
 @pytest.mark.parametrize("how", ["row", "end", "lost"])
-async def test_what_cannot_be_repaired_is_an_error_of_that_stream_alone(quick: None, how: str) -> None:
+async def test_what_cannot_be_repaired_is_an_error_of_that_stream_alone(
+    quick: None, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batched, "REPAIR_S", 0.5)
     cut = count(metrics.egress_cut_streams_total, "lost")
     async with world() as the:
         client, own = await the.admitted()
@@ -548,6 +559,19 @@ async def test_the_desk_sees_who_waits_for_whom() -> None:
         await client.ended()
         assert not client.generation.waits
         own.final(1, 1)
+
+
+async def test_what_is_cancelled_is_named_at_once() -> None:
+    """An answer that has come is not."""
+    async with world() as the:
+        (client, own), (other, others) = await the.admitted(), await the.admitted()
+        the.triton.subscription.message(1, [others.number, 0, 0, 1, "a", "stop"])
+        await other.ended()
+        other.generation.cancel(Gone())
+        client.generation.cancel(Gone())
+        await until(lambda: any("cancelled" in inputs for inputs in the.triton.acknowledgements))
+    named = [json.loads(inputs["cancelled"]) for inputs in the.triton.acknowledgements if "cancelled" in inputs]
+    assert named == [[own.number]]
 
 
 @pytest.mark.parametrize("when", ["before open", "before admission", "before a row", "in mid-stream", "after the end"])

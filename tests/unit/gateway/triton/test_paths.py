@@ -111,7 +111,7 @@ async def endpoint(
         desk.set_urls(urls)
         for instance in desk.table.instances.values():
             desk.probed(instance, {"m": CONTRACT}, {})
-        front = local_front(desk, 10, lambda url: Connections(url, 5))
+        front = local_front(desk, 10, lambda url: Connections(url, 60))
         dialect, fields = ROUTES[route]
         models = ServedModels([replace(MODEL, batched_egress=setting)])
         try:
