@@ -1,9 +1,9 @@
-"""The virtual environments, made from the lock files, and the one package of this checkout that is compiled.
+"""The virtual environments, made from the lock files, and the packages of this checkout that are compiled.
 
 Each lives in the cache under a name with the hash of its locks and of its Python, so that another branch's locks make
 another environment and never change this one. Packages come from whatever sources pip is configured with.
-`logits_processors/` is built once for each state of its sources, and stands in an environment of its own that has all
-else from the one below it: a change of it costs no more than its building.
+`logits_processors/` and `gateway_relay/` are built once for each state of their sources, and stand in environments of
+their own that have all else from the one below: a change of them costs no more than their building.
 """
 
 import os
@@ -19,6 +19,7 @@ from devtools import engine as engine_extras
 from devtools.errors import DevError
 from devtools.paths import LOCKS, ROOT, home
 from devtools.processes import run_logged, service_environment
+from devtools.progress import note
 from devtools.pythons import Python, engine_python, services_python
 
 # Wheels only: of what is not this project's, nothing is built from source on a user's machine.
@@ -63,13 +64,38 @@ _ENGINE = _Recipe(
 )
 
 
-_PACKAGE = ROOT / "logits_processors"
-_PACKAGE_SOURCES = ("pyproject.toml", "CMakeLists.txt", "README.md", "src/**/*", "logits_processors/**/*")
+@dataclass(frozen=True)
+class Package:
+    """A distribution of this checkout that is compiled, in a folder of its own. `name` is its module's too; `subject`
+    begins a sentence about it."""
+
+    folder: Path
+    name: str
+    subject: str
+
+    def sources(self) -> list[Path]:
+        patterns = ("pyproject.toml", "CMakeLists.txt", "README.md", "src/**/*", f"{self.name}/**/*")
+        found = (path for pattern in patterns for path in self.folder.glob(pattern))
+        return sorted(path for path in found if path.is_file() and path.suffix != ".pyc")
+
+
+PROCESSORS = Package(ROOT / "logits_processors", "logits_processors", "The logits processors are")
+RELAY = Package(ROOT / "gateway_relay", "gateway_relay", "The gateway's native relay is")
+
+
+class CannotCompile(DevError):
+    """What a package needs to be built is not on this machine."""
 
 
 def services() -> Environment:
-    """The gateway and the mock engine."""
-    return _ensure(_SERVICES)
+    """The gateway and the mock engine; with `gateway_relay`, an optional part of the gateway, where it can be built."""
+    python = _SERVICES.find_python()
+    try:
+        check_compiler(python, RELAY)
+    except CannotCompile as problem:
+        note(f"{problem} Without the relay the gateway does the same, at a higher cost per token.")
+        return _ensure(_SERVICES)
+    return _with_packages(_SERVICES, RELAY)
 
 
 def linters() -> Environment:
@@ -78,13 +104,13 @@ def linters() -> Environment:
 
 
 def dev() -> Environment:
-    """The same with `logits_processors`, for the tests."""
-    return _with_package(_DEV)
+    """The same with the compiled packages, for the tests."""
+    return _with_packages(_DEV, PROCESSORS, RELAY)
 
 
 def engine() -> Environment:
     """vLLM with torch for the CPU and `logits_processors`, on the Python that Triton's stub was built for."""
-    return _with_package(_ENGINE)
+    return _with_packages(_ENGINE, PROCESSORS)
 
 
 def bare_engine() -> Environment:
@@ -105,8 +131,14 @@ def is_engine_made() -> bool:
 
 
 def is_builder_made() -> bool:
-    """What builds the package for the engine; the tests' Python is the same, or another small environment."""
-    return _is_made(_builder(_ENGINE.find_python()))
+    """What builds the packages for the services; the engine's Python is the same, or another small environment. Nothing
+    is missing where they cannot be built."""
+    python = _SERVICES.find_python()
+    try:
+        check_compiler(python, RELAY)
+    except CannotCompile:
+        return True
+    return _is_made(_builder(python))
 
 
 def _is_made(recipe: _Recipe) -> bool:
@@ -128,17 +160,18 @@ def _ensure(recipe: _Recipe) -> Environment:
     return Environment(folder)
 
 
-def _with_package(recipe: _Recipe) -> Environment:
-    """An environment that has the package itself, and all else from the recipe's."""
+def _with_packages(recipe: _Recipe, *packages: Package) -> Environment:
+    """An environment that has the packages themselves, and all else from the recipe's."""
     python = recipe.find_python()
     # First: should there be no compiler, nothing has been downloaded in vain.
-    wheel, base = _wheel(python), _ensure(recipe)
-    folder = home() / "envs" / f"{recipe.name}-{cache.key(base.folder.name, str(wheel.parent.name))}"
+    wheels = [_wheel(python, package) for package in packages]
+    base = _ensure(recipe)
+    folder = home() / "envs" / f"{recipe.name}-{cache.key(base.folder.name, *(wheel.parent.name for wheel in wheels))}"
 
     def make(making: cache.Making) -> None:
         _make_venv(making, python, "--without-pip")
-        install = ["--python", str(folder / "bin" / "python3"), "install", "--no-deps", "--no-index", str(wheel)]
-        run_pip(install, making, _BUILD_LOCK, lambda _: None, base.python)
+        install = ["--python", str(folder / "bin" / "python3"), "install", "--no-deps", "--no-index"]
+        run_pip([*install, *map(str, wheels)], making, _BUILD_LOCK, lambda _: None, base.python)
         packages = Path("lib") / f"python{python.minor}" / "site-packages"
         # Its own .pth files too.
         line = f"import site; site.addsitedir({str(base.folder / packages)!r})\n"
@@ -148,55 +181,54 @@ def _with_package(recipe: _Recipe) -> Environment:
                 if not entry.name.startswith(".") and not (folder / place / entry.name).exists():
                     (folder / place / entry.name).symlink_to(entry)
 
-    cache.ensure(folder, f"{recipe.title}, with logits_processors", make)
+    names = " and ".join(package.name for package in packages)
+    cache.ensure(folder, f"{recipe.title}, with {names}", make)
     return Environment(folder)
 
 
 def _builder(python: Python) -> _Recipe:
-    return _Recipe("build", "Environment that builds logits_processors", lambda: python, (_BUILD_LOCK.name,))
+    return _Recipe("build", "Environment that builds packages in C++", lambda: python, (_BUILD_LOCK.name,))
 
 
-def _wheel_folder(python: Python) -> Path:
-    sources = sorted(path for pattern in _PACKAGE_SOURCES for path in _PACKAGE.glob(pattern) if path.is_file())
+def _wheel_folder(python: Python, package: Package) -> Path:
     inputs = [
         part
-        for path in sources
-        if path.suffix != ".pyc"
-        for part in (str(path.relative_to(_PACKAGE)).encode(), path.read_bytes())
+        for path in package.sources()
+        for part in (str(path.relative_to(package.folder)).encode(), path.read_bytes())
     ]
     key = cache.key(python.version, str(python.executable), _BUILD_LOCK.read_bytes(), *inputs)
-    return home() / "packages" / f"logits-processors-{key}"
+    return home() / "packages" / f"{package.name.replace('_', '-')}-{key}"
 
 
-def _wheel(python: Python) -> Path:
+def _wheel(python: Python, package: Package) -> Path:
     """The package, built for this Python."""
-    folder = _wheel_folder(python)
+    folder = _wheel_folder(python, package)
     if not cache.is_made(folder):
-        check_compiler(python)
+        check_compiler(python, package)
         tools = _ensure(_builder(python))
 
         def make(making: cache.Making) -> None:
             making.say("compiling")
             arguments = ["wheel", "--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", str(folder)]
             path = f"{tools.folder / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-            run_pip([*arguments, str(_PACKAGE)], making, _BUILD_LOCK, lambda _: None, tools.python, PATH=path)
+            run_pip([*arguments, str(package.folder)], making, _BUILD_LOCK, lambda _: None, tools.python, PATH=path)
 
-        cache.ensure(folder, "Package logits_processors", make)
+        cache.ensure(folder, f"Package {package.name}", make)
     (wheel,) = folder.glob("*.whl")
     return wheel
 
 
-def check_compiler(python: Python) -> None:
+def check_compiler(python: Python, package: Package) -> None:
     """Raises unless the package can be built here for this Python."""
     if shutil.which("g++") is None:
-        raise DevError(
-            "The logits processors are built on this machine, which has no g++; install it (on Debian and Ubuntu the "
-            "package g++) and run this again."
+        raise CannotCompile(
+            f"{package.subject} built on this machine, which has no g++; install it (on Debian and Ubuntu the package "
+            "g++) and run this again."
         )
     if not (python.headers / "Python.h").is_file():
-        raise DevError(
-            f"The logits processors are built for {python.executable}, which has no C headers; install them (on Debian "
-            f"and Ubuntu the package python{python.minor}-dev) and run this again."
+        raise CannotCompile(
+            f"{package.subject} built for {python.executable}, which has no C headers; install them (on Debian and "
+            f"Ubuntu the package python{python.minor}-dev) and run this again."
         )
 
 

@@ -31,7 +31,7 @@ def set_up() -> environments.Environment:
         python = engine_python()
     except DevError as problem:
         note(f"No real stack on this machine, its tests say so: {problem}")
-    todo.announce(todo.SERVICES, todo.DEV, todo.TINY, *(todo.REAL if python else ()))
+    todo.announce(todo.SERVICES, todo.BUILDER, todo.DEV, todo.TINY, *(todo.REAL if python else ()))
     environments.services()
     dev = environments.dev()
     models.tiny(dev.python)

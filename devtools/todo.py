@@ -26,10 +26,10 @@ SERVICES = Part(environments.is_services_made, 50, 450)
 DEV = Part(environments.is_dev_made, 100, 600)
 TINY = Part(models.is_tiny_made, 0, 5)
 _ENGINE = Part(environments.is_engine_made, 550, 2600)
-_BUILDER = Part(environments.is_builder_made, 45, 160)
+BUILDER = Part(environments.is_builder_made, 45, 160)
 _TRITON = Part(triton.is_made, 60, 150)
 _SMOLLM2 = Part(models.is_smollm2_made, 150, 300)
-REAL = (_ENGINE, _BUILDER, _TRITON, _SMOLLM2)
+REAL = (_ENGINE, _TRITON, _SMOLLM2)
 
 
 def announce(*parts: Part) -> None:

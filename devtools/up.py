@@ -75,7 +75,8 @@ def up(engine: str, ports: Ports, gateway_config: Path | None) -> int:
     with _only_one(state.with_suffix(".lock"), ports.gateway), _stop_signals():
         stack = None
         try:
-            todo.announce(todo.SERVICES, *(todo.REAL if real else (todo.TINY,) if engine == "mock" else ()))
+            others = todo.REAL if real else (todo.TINY,) if engine == "mock" else ()
+            todo.announce(todo.SERVICES, todo.BUILDER, *others)
             stack = Stack(config, state, environments.services().python)
             stack.prepare()
             with step(f"Starting the stack (logs in {_short(stack.state / 'logs')})") as say:

@@ -1,6 +1,18 @@
 # The gateway: docker build -f docker/gateway.Dockerfile .
 ARG BASE=python:3.11-slim
 
+FROM ${BASE} AS relay
+# The native relay's C++ is compiled for this Python, and its compiler stays behind.
+RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
+COPY locks/build.txt /build/
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
+    python3 -m venv /opt/builder \
+    && /opt/builder/bin/python3 -m pip install --no-cache-dir --no-deps --require-hashes --only-binary :all: \
+        -r /build/build.txt
+COPY gateway_relay /build/gateway_relay
+RUN PATH="/opt/builder/bin:$PATH" python3 -m pip wheel --no-cache-dir --no-deps --no-index --no-build-isolation \
+        --wheel-dir /build/wheels /build/gateway_relay
+
 FROM ${BASE} AS build
 COPY locks/gateway.txt /build/
 # pip's own configuration, where packages come from an index of your own: --secret id=pip,src=pip.conf. A mounted secret
@@ -9,6 +21,10 @@ RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
     python3 -m venv --without-pip /opt/gateway \
     && python3 -m pip --python /opt/gateway/bin/python3 install --no-cache-dir --no-compile --no-deps \
         --require-hashes --only-binary :all: -r /build/gateway.txt
+COPY --from=relay /build/wheels /build/wheels
+RUN python3 -m pip --python /opt/gateway/bin/python3 install --no-cache-dir --no-compile --no-deps --no-index \
+        /build/wheels/*.whl \
+    && /opt/gateway/bin/python3 -c "import gateway_relay"
 
 FROM ${BASE}
 # One user and group for all images of the stack: they meet in shared volumes.

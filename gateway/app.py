@@ -27,6 +27,7 @@ from gateway.api.chat import Chat
 from gateway.api.completions import Completions
 from gateway.api.generate import GenerateRoute
 from gateway.api.http import Receive, Scope, Send, send_error
+from gateway.api.relay import Relay
 from gateway.api.tokenize import Tokenization
 from gateway.checker import Checker
 from gateway.checker_lane import CannotStart
@@ -75,7 +76,8 @@ class Gateway:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.table = self._front.table
         self._checker = Checker()
-        shared = (settings, self.models, self._front, self._checker)
+        self._relay = Relay()
+        shared = (settings, self.models, self._front, self._checker, self._relay)
         tokenization = Tokenization(settings, self.models)
         self._ahead: dict[str, Callable[[Scope, Receive, Send], Awaitable[None]]] = {
             _CHAT: GenerateRoute(Chat(), *shared),
@@ -115,6 +117,7 @@ class Gateway:
             os._exit(1)
         switch_early()
         self._loop = asyncio.get_running_loop()
+        self._relay.open()
         await self._desk.start()
         if self._tracing is not None:
             self._tracing.start()
@@ -129,6 +132,7 @@ class Gateway:
                 watch.cancel()
             await self._desk.close()
             await self._checker.close()
+            self._relay.close()
             if self._tracing is not None:
                 await asyncio.to_thread(self._tracing.close)
 

@@ -4,6 +4,8 @@ import re
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from gateway.api.http import CLIENT
+
 # A proxy's limit is 8 to 16 KiB as a rule; requests here carry nothing of note in their heads.
 MAX_HEAD_BYTES = 64 * 1024
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
@@ -32,6 +34,8 @@ class Protocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._in_head = True
         super().on_message_begin()
+        if self.scheme == "http":
+            self.scope[CLIENT] = self.transport  # type: ignore[literal-required]
 
     def on_headers_complete(self) -> None:
         self._in_head = False

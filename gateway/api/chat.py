@@ -294,6 +294,9 @@ class _Writer:
             return begin
         return begin + self._events.content(answer.index, delta.text, counts, logprobs, members)
 
+    def around_text(self, answer: Answer) -> tuple[bytes, bytes] | None:
+        return None if self._events.usage_always else self._events.around_content(answer.index)
+
     def finish(self, answer: Answer, reason: str) -> bytes:
         counts = self._counts(answer)
         rest = self._parsed(answer, counts, *self._of_tokens(answer, {})) if answer.parser is not None else b""

@@ -171,6 +171,11 @@ class _Writer:
         members = {"token_ids": token_ids} if token_ids is not None else {}
         return begin + self._events.text(answer.index, text, counts, logprobs, members)
 
+    def around_text(self, answer: Answer) -> tuple[bytes, bytes] | None:
+        if self._events.usage_always or self._prompt_alone:
+            return None
+        return self._events.around_text(answer.index)
+
     def finish(self, answer: Answer, reason: str) -> bytes:
         if self._prompt_alone:
             return self._events.finish(answer.index, "length", self._counts(answer))

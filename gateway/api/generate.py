@@ -18,6 +18,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from gateway.access.keys import Key
 from gateway.api.aside import aside
 from gateway.api.http import (
+    CLIENT,
     AsgiSink,
     ClientGone,
     Header,
@@ -31,6 +32,7 @@ from gateway.api.http import (
     warning_headers,
     watch_client,
 )
+from gateway.api.relay import Passage, Relay
 from gateway.checker import Checker, NotValidated
 from gateway.desk.ask import Ask
 from gateway.desk.front import Front, Lease
@@ -71,6 +73,10 @@ class Writer(Protocol):
 
     def delta(self, answer: Answer, delta: Delta) -> bytes:
         """The events of what one response added to `answer`."""
+
+    def around_text(self, answer: Answer) -> tuple[bytes, bytes] | None:
+        """What stands before and after the text, as JSON, in the event of a response that adds nothing else to a plain
+        answer, other than the first one; None where more than the text differs from one event to the next."""
 
     def finish(self, answer: Answer, reason: str) -> bytes:
         """The last events of one choice. `reason` is the engine's."""
@@ -241,16 +247,23 @@ class _Course:
 
 
 class GenerateRoute(Generic[_Request]):
-    """The endpoint of one dialect."""
+    """The endpoint of one dialect. `relay` may take plain streams."""
 
     def __init__(
-        self, dialect: Dialect[_Request], settings: Settings, models: ServedModels, front: Front, checker: Checker
+        self,
+        dialect: Dialect[_Request],
+        settings: Settings,
+        models: ServedModels,
+        front: Front,
+        checker: Checker,
+        relay: Relay | None = None,
     ) -> None:
         self._dialect = dialect
         self._settings = settings
         self._models = models
         self._front = front
         self._checker = checker
+        self._native = relay
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         deadline = asyncio.get_running_loop().time() + self._settings.request_timeout
@@ -266,7 +279,7 @@ class GenerateRoute(Generic[_Request]):
                 model = named(self._models, request.model, record.key, self._front.pick(request.model))
                 record.asks(model.names[0], stream=bool(request.stream))
                 self._front.check_size(self._dialect.count_prompts(request), request.n or 1)
-                await self._answer(request, model, record, deadline, receive, send)
+                await self._answer(request, model, record, deadline, receive, send, scope.get(CLIENT))
         except ClientGone:
             record.status = CLIENT_GONE
         except ApiError as error:
@@ -300,6 +313,7 @@ class GenerateRoute(Generic[_Request]):
         deadline: float,
         receive: Receive,
         send: Send,
+        client: asyncio.Transport | None,
     ) -> None:
         """Answer one request. An `ApiError` that is raised has not been sent. `deadline` is in the loop's time."""
         plan = await self._plan(request, model, record.body_bytes)
@@ -322,7 +336,7 @@ class GenerateRoute(Generic[_Request]):
                     await self._open(job)
                     record.admitted(job.generations.connect_seconds)
                     if request.stream:
-                        await self._stream(job, AsgiSink(send))
+                        await self._stream(job, AsgiSink(send), client)
                     else:
                         await self._whole(job, send)
                 finally:
@@ -476,10 +490,10 @@ class GenerateRoute(Generic[_Request]):
             code="deadline_exceeded",
         )
 
-    async def _stream(self, job: _Job[_Request], sink: Sink) -> None:
+    async def _stream(self, job: _Job[_Request], sink: Sink, client: asyncio.Transport | None) -> None:
         await sink.start_stream(job.headers)
         try:
-            await self._somewhere(job, partial(self._relay, job, sink))
+            await self._somewhere(job, partial(self._relay, job, sink, client))
             await sink.write(job.writer.end(usage(job.answers)))
             if job.checks is not None:
                 # Too late for this client; the operator is told all the same.
@@ -501,9 +515,10 @@ class GenerateRoute(Generic[_Request]):
             await sink.write(sse.error_event(job.record.error))
         await sink.end()
 
-    async def _relay(self, job: _Job[_Request], sink: Sink) -> None:
+    async def _relay(self, job: _Job[_Request], sink: Sink, client: asyncio.Transport | None) -> None:
         """The events of all that comes from the engine."""
         writer = job.writer
+        passage = self._passage(job, client)
 
         def take(news: News) -> Awaitable[None] | None:
             now = time.monotonic()
@@ -529,9 +544,27 @@ class GenerateRoute(Generic[_Request]):
             # Also what came before an end that is no proper one.
             data = b"".join(out)
             written = sink.push(data) if data else None
+            if passage is not None and data and written is None:
+                passage.offer()
             return written if failure is None else _fail(failure, written)
 
-        await job.generations.each(take)
+        try:
+            await job.generations.each(take)
+        finally:
+            # Nothing that is written from here on may meet what the relay writes.
+            if passage is not None:
+                passage.stop()
+
+    def _passage(self, job: _Job[_Request], client: asyncio.Transport | None) -> Passage | None:
+        """The way of the answer into the relay, if it is one stream of nothing but text."""
+        if self._native is None or client is None or not job.generations.can_lend:
+            return None
+        (answer,) = job.answers
+        around = job.writer.around_text(answer)
+        # A stop_reason comes with the end.
+        if around is None or not answer.is_plain or set(job.plan.translation.outputs) - {"stop_reason"}:
+            return None
+        return Passage(self._native, client, job.generations, around, answer, job.record, job.lease)
 
     def _let_go(self, job: _Job[_Request]) -> None:
         """The client has tokens: the request goes nowhere else, and is not kept for as long as its answer takes."""

@@ -16,6 +16,9 @@ Send = Callable[[Event], Coroutine[Any, Any, None]]
 Header = tuple[bytes, bytes]
 
 JSON = (b"content-type", b"application/json")
+CLIENT = "gateway.client"
+"""In a request's scope: the transport that its answer is written to as it is, where the server names it. A stream goes
+there in HTTP/1.1's chunks, one for each `http.response.body`."""
 EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
 # Proxies such as nginx buffer a stream unless told not to; caches must not keep an answer.
 _STREAM_HEADERS: tuple[Header, ...] = (EVENT_STREAM, (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))

@@ -61,6 +61,7 @@ class Upstream:
 
 class Lease:
     """A place at an instance. Whoever holds it counts the tokens that come in `tokens`, and calls `leave` at the end.
+    `meter` brings that up to date, where they are counted elsewhere.
 
     `upstream` is where, `model` Triton's name of what to ask for, `contract` what that takes there. `queue_seconds` is
     how long the request waited; `was_moved`: it is no longer where it was first sent.
@@ -71,6 +72,7 @@ class Lease:
         "_moving",
         "_running",
         "contract",
+        "meter",
         "model",
         "number",
         "problem",
@@ -85,6 +87,7 @@ class Lease:
         self._front = front
         self._running: Running | None = None
         self._moving: asyncio.Future[bool] | bool | None = None
+        self.meter: Callable[[], None] | None = None
         self.number = number
         self.queue_seconds = queue_seconds
         self.was_moved = False
@@ -318,6 +321,8 @@ class Front:
         """Tell the desk what came; call it every `TICK_S`."""
         entries: list[tuple[int, int, bool]] = []
         for lease in self._leases.values():
+            if lease.meter is not None:
+                lease.meter()
             if lease.tokens != lease.tokens_told or lease.is_held:
                 entries.append((lease.number, lease.tokens, lease.is_held))
                 lease.tokens_told = lease.tokens

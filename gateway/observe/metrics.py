@@ -104,6 +104,11 @@ slo_requests_total = _counter(
 slo_met_total = _counter(
     "gateway_slo_met", "Of these, the ones within the settings slo_ttft and slo_itl: the goodput.", *_WHERE
 )
+relayed_tokens_total = _counter(
+    "gateway_relayed_tokens",
+    "Tokens of streams that went to the client by the native relay; counted when a stream leaves it.",
+    "model",
+)
 cancelled_total = _counter("gateway_cancelled_requests", "Requests whose client went away before the end.", *_WHERE)
 cancelled_tokens_total = _counter(
     "gateway_cancelled_completion_tokens", "Tokens of answers that their clients did not wait for.", *_WHERE

@@ -14,7 +14,7 @@ import re
 import secrets
 import time
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -135,6 +135,17 @@ class Record:
             _child(metrics.time_to_first_token_seconds, self.model, self.instance, self.key.name).observe(
                 now - self.body_at
             )
+
+    def last_tokens_at(self, choice: int) -> float:
+        """0.0 before the first."""
+        return self._last[choice]
+
+    def relayed(self, choice: int, tally: Sequence[int], gap_sum: float, last: float) -> None:
+        """Tokens of a choice that came after its first by another way, counted there as `tokens` does it."""
+        self._tally = [mine + theirs for mine, theirs in zip(self._tally, tally, strict=True)]
+        self._gap_sum += gap_sum
+        self._last[choice] = last
+        _child(metrics.relayed_tokens_total, self.model).inc(sum(tally))
 
     def ended(self, reason: str) -> None:
         """A choice came to a proper end, for this reason of the engine."""

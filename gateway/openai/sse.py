@@ -85,6 +85,10 @@ class ChatStream(_Stream):
         shown = b'},"logprobs":null' if logprobs is None else b'},"logprobs":' + orjson.dumps(_content(logprobs))
         return content + shown + _OPEN_END + _more(members) + b"}]" + self._tail(usage)
 
+    def around_content(self, index: int) -> tuple[bytes, bytes]:
+        """What stands before and after the text, as JSON, in an event of nothing else and without usage."""
+        return self._choice + b'%d,"delta":{"content":' % index, self._content_end
+
     def delta(
         self,
         index: int,
@@ -109,6 +113,10 @@ class CompletionStream(_Stream):
         shown = b',"logprobs":' + (b"null" if logprobs is None else orjson.dumps(logprobs))
         content = b'%d,"text":' % index + orjson.dumps(text) + shown
         return self._choice + content + _OPEN_END + _more(members) + b"}]" + self._tail(usage)
+
+    def around_text(self, index: int) -> tuple[bytes, bytes]:
+        """What stands before and after the text, as JSON, in an event of nothing else and without usage."""
+        return self._choice + b'%d,"text":' % index, b',"logprobs":null' + _OPEN_END + b"}]" + self._no_usage
 
 
 

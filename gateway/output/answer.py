@@ -109,6 +109,16 @@ class Answer:
             self.message.add(self.events)
 
     @property
+    def is_plain(self) -> bool:
+        """Whether nothing is made of the text, and nobody will ask for it."""
+        return self._parts is None and self.parser is None and self.thinking is None
+
+    def relayed(self, prompt_tokens: int, tokens: int) -> None:
+        """So much came whose text went to the client by another way; the answer is plain."""
+        self.prompt_tokens = prompt_tokens or self.prompt_tokens
+        self.completion_tokens += tokens
+
+    @property
     def reasoning_tokens(self) -> int:
         """How many of the tokens are thinking. Where it is not known what each of them says, they are shared out by the
         texts of the whole answer, whatever came together."""

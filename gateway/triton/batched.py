@@ -34,6 +34,8 @@ class BatchedGeneration(Generation):
     """See `Generation`. `number` is the stream's among those of `subscription`, which is waited for
     where it is not usable yet; `buffer_bytes` is how much may wait for whoever takes the deltas."""
 
+    can_lend = False
+
     def __init__(
         self,
         instance: str,

@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from gateway.openai.errors import ApiError
 from gateway.triton.contract import Delta
-from gateway.triton.generation import Generation
+from gateway.triton.generate import Borrower
+from gateway.triton.generation import Generation, Lent
 
 News = list[tuple[int, list[Delta] | None]]
 """(number of the generation, what came of it; None: it has ended), in the order in which it came."""
@@ -85,6 +86,14 @@ class FanOut:
         if not news:
             raise self._failure
         return news
+
+    @property
+    def can_lend(self) -> bool:
+        return len(self._generations) == 1 and self._generations[0].can_lend
+
+    def lend(self, borrower: Borrower) -> Lent | None:
+        """`Generation.lend` of the only one."""
+        return self._generations[0].lend(borrower)
 
     def cancel(self, reason: Exception) -> None:
         """Stop the engine's work; whoever waits in `open` or `next` gets `reason`."""

@@ -13,7 +13,7 @@ import asyncio
 import ssl
 import time
 from collections.abc import Callable
-from typing import cast
+from typing import Protocol, cast
 from urllib.parse import urlsplit
 
 from gateway.triton.limits import IDLE_CONNECTIONS, IDLE_SECONDS, READ_AHEAD_BYTES
@@ -30,6 +30,17 @@ class BrokenConnection(Exception):
     def __init__(self, message: str, *, answered: bool) -> None:
         super().__init__(message)
         self.answered = answered
+
+
+class Borrower(Protocol):
+    """Reads a connection in place of whoever takes its events, until it gives it back or is stopped."""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the client keeps it from reading on."""
+
+    def stop(self) -> object:
+        """At once, since the connection is closed."""
 
 
 class Connections:
@@ -176,6 +187,10 @@ class Call:
         if self._connection is not None:
             self._connection.listener = listener
 
+    def lend(self, borrower: Borrower) -> "_Connection | None":
+        """The connection, for who reads it from now on; `give_back` ends that. None where it cannot be lent now."""
+        return self._connection if self._connection is not None and self._connection.lend(borrower) else None
+
     async def error_body(self) -> bytes:
         """The whole body of an answer whose status is not 200."""
         connection = self._connection
@@ -247,6 +262,7 @@ class _Connection(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self._unread = 0
         self._paused = False
+        self._borrower: Borrower | None = None
         self.idle_since = 0.0
         """By the event loop's clock, while it is among the idle ones."""
 
@@ -256,6 +272,8 @@ class _Connection(asyncio.Protocol):
 
     @property
     def is_awaited(self) -> bool:
+        if self._borrower is not None:
+            return not self._borrower.is_held
         return self._waiter is not None or self.listener is not None
 
     def send(self, request: bytes) -> None:
@@ -287,7 +305,35 @@ class _Connection(asyncio.Protocol):
             self._paused = False
             self._transport.resume_reading()
 
+    def lend(self, borrower: Borrower) -> bool:
+        transport, parser = self._transport, self.parser
+        # Nothing that came may be left behind, and what comes must be the bytes of the answer themselves.
+        if transport is None or transport.is_closing() or self._paused or transport.get_extra_info("sslcontext"):
+            return False
+        if parser.status != 200 or not parser.is_between_chunks or parser.events:
+            return False
+        transport.pause_reading()
+        self._borrower = borrower
+        return True
+
+    def fileno(self) -> int:
+        """Of the socket."""
+        assert self._transport is not None
+        number: int = self._transport.get_extra_info("socket").fileno()
+        return number
+
+    def give_back(self, data: bytes) -> None:
+        """It is read here again. `data`: what the borrower has read and made nothing of, from the beginning of a chunk
+        on."""
+        self._borrower = None
+        if self._transport is not None:
+            self._transport.resume_reading()
+            if data:
+                self.data_received(data)
+
     def close(self) -> None:
+        if self._borrower is not None:
+            self._borrower.stop()
         # abort, not close: a request body that is still being written must not keep the socket open.
         if self._transport is not None:
             self._transport.abort()

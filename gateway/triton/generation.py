@@ -12,13 +12,22 @@ from typing import Protocol
 from gateway.openai.errors import ApiError, internal_error
 from gateway.triton.contract import Backend, Delta, UpstreamError, error_from, parse_response, refusal_text
 from gateway.triton.failure import InstanceFailure
-from gateway.triton.generate import BrokenConnection, ConnectError, Connections
+from gateway.triton.generate import Borrower, BrokenConnection, ConnectError, Connections
 
 _log = logging.getLogger(__name__)
 
 
 class Counter(Protocol):
     tokens: int
+
+
+class Lent(Protocol):
+    """A connection that somebody else reads."""
+
+    def fileno(self) -> int: ...
+
+    def give_back(self, data: bytes) -> None:
+        """`data`: what was read and not made anything of, from the beginning of a chunk on."""
 
 
 class Generation:
@@ -28,6 +37,9 @@ class Generation:
     asks for; `places` maps the contract's names to the client's (`contract.error_from`); `counter` gets the tokens that
     come; `headers` are further lines of the request's head.
     """
+
+    can_lend = True
+    """Whether its connection carries the answer, as it comes."""
 
     def __init__(
         self,
@@ -149,6 +161,10 @@ class Generation:
         if not deltas and self._failure is not None:
             raise self._failure
         return deltas
+
+    def lend(self, borrower: Borrower) -> Lent | None:
+        """The connection, for who reads it in place of `each`; None where that cannot be now."""
+        return None if self._first is not None or self._failure is not None else self._call.lend(borrower)
 
     def cancel(self, reason: Exception) -> None:
         """Stop the engine's work; whoever waits in `open` or `deltas` gets `reason`."""

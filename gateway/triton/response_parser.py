@@ -35,7 +35,7 @@ class ResponseParser:
         """Raises `ProtocolError`; the connection is then of no use."""
         if self.done:
             raise ProtocolError("bytes after the end of the response")
-        if self._is_between_chunks and self.status == 200 and self._take_one(data):
+        if self.is_between_chunks and self.status == 200 and self._take_one(data):
             return
         self._raw = self._raw + data if self._raw else data
         if not self.status and not self._parse_head():
@@ -90,7 +90,7 @@ class ResponseParser:
         return True
 
     @property
-    def _is_between_chunks(self) -> bool:
+    def is_between_chunks(self) -> bool:
         return self._chunked and not (self._raw or self._left or self._line or self._in_trailer)
 
     def _take_one(self, data: bytes) -> bool:

@@ -95,29 +95,36 @@ def own_python() -> pythons.Python:
 def test_without_a_compiler_it_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(DevError, match=r"no g\+\+; install it \(.* package g\+\+\)"):
-        check_compiler(own_python())
+        check_compiler(own_python(), environments.PROCESSORS)
 
 
 def test_without_headers_of_python_their_package_is_named(tmp_path: Path) -> None:
     python = own_python()
-    check_compiler(python)
+    check_compiler(python, environments.RELAY)
     with pytest.raises(DevError, match=rf"no C headers; install them \(.* python{python.minor}-dev\)"):
-        check_compiler(dataclasses.replace(python, headers=tmp_path))
+        check_compiler(dataclasses.replace(python, headers=tmp_path), environments.RELAY)
 
 
-def test_the_package_is_built_again_when_a_source_of_it_changes(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_without_a_compiler_the_services_have_no_relay(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    package = tmp_path / "package"
-    shutil.copytree(environments._PACKAGE, package)
-    before = environments._wheel_folder(own_python())
-    monkeypatch.setattr(environments, "_PACKAGE", package)
-    assert environments._wheel_folder(own_python()) == before
-    (package / "logits_processors" / "__pycache__").mkdir(exist_ok=True)
-    (package / "logits_processors" / "__pycache__" / "rows.cpython-311.pyc").write_bytes(b"")
-    assert environments._wheel_folder(own_python()) == before
-    for place in ("src/machines/third.cpp", "logits_processors/third.py"):
-        (package / place).write_text("")
-        after = environments._wheel_folder(own_python())
+    monkeypatch.setattr(environments, "_ensure", lambda recipe: environments.Environment(tmp_path / recipe.name))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert environments.services().folder == tmp_path / "services"
+    assert "The gateway's native relay is built on this machine, which has no g++" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("package", [environments.PROCESSORS, environments.RELAY])
+def test_a_package_is_built_again_when_a_source_of_it_changes(tmp_path: Path, package: environments.Package) -> None:
+    copy = dataclasses.replace(package, folder=tmp_path / "package")
+    shutil.copytree(package.folder, copy.folder)
+    before = environments._wheel_folder(own_python(), package)
+    assert environments._wheel_folder(own_python(), copy) == before
+    (copy.folder / package.name / "__pycache__").mkdir(exist_ok=True)
+    (copy.folder / package.name / "__pycache__" / "rows.cpython-311.pyc").write_bytes(b"")
+    assert environments._wheel_folder(own_python(), copy) == before
+    for place in ("src/third.cpp", f"{package.name}/third.py"):
+        (copy.folder / place).write_text("")
+        after = environments._wheel_folder(own_python(), copy)
         assert after != before
         before = after

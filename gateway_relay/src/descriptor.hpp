@@ -1,0 +1,28 @@
+// A descriptor of the kernel's that is closed in the end.
+
+#pragma once
+
+#include <cerrno>
+#include <system_error>
+
+#include <unistd.h>
+
+namespace relay {
+
+class Descriptor {
+  public:
+    /// Takes what the call `what` returned. Throws std::system_error where that failed.
+    Descriptor(int number, const char* what) : number_(number) {
+        if (number < 0) throw std::system_error(errno, std::generic_category(), what);
+    }
+    ~Descriptor() { close(number_); }
+    Descriptor(const Descriptor&) = delete;
+    Descriptor& operator=(const Descriptor&) = delete;
+
+    [[nodiscard]] int number() const { return number_; }
+
+  private:
+    int number_;
+};
+
+}  // namespace relay
