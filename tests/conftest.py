@@ -13,9 +13,6 @@ from collections.abc import Generator, Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from devtools import preconditions, pythons
-from devtools.errors import DevError
-
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
 
@@ -37,6 +34,10 @@ def _log_level() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def engine_platform() -> None:
     """Skips, with the reason, where a real tritonserver cannot run."""
+    # Here and not at the top: what this file says of skips is tried by itself, outside the checkout.
+    from devtools import preconditions, pythons
+    from devtools.errors import DevError
+
     try:
         preconditions.check_engine_platform()
         pythons.engine_python()
