@@ -95,6 +95,10 @@ class Connection(asyncio.Protocol):
             raise WrongAnswer(f"the answer is {b''.join(self.reads[:3])[:300]!r}")
         return answer
 
+    def so_far(self) -> Answer | None:
+        """What has come of the answer; None where that is not even its head."""
+        return read_answer(self.reads, self.times, is_closed=False)
+
     @property
     def is_over(self) -> bool:
         return self._ended is not None and self._ended.done()

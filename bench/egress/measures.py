@@ -15,6 +15,7 @@ from bench.compare.usage import CpuTime
 from bench.egress.client import Connection, Streamed, Subscriber, WrongAnswer, read_chat, read_responses, read_rows
 from bench.egress.servers import Serving
 from bench.load.report import percentile
+from bench.load.stream import Answer
 from bench.load.workloads import CHAT_PATH, COMPLETIONS_PATH, Shape, messages
 from bench.synthetic.script import TOKENS, Script
 from devtools.models import TINY
@@ -25,6 +26,8 @@ PROMPT = Shape(prompt_bytes=4_000, answer_tokens=1)
 
 _PROMPTS = 64
 _SETTLE_SECONDS = 0.5
+_POLL_SECONDS = 0.1
+_QUIET_SECONDS = 8.0
 
 
 class TooSlow(Exception):
@@ -176,7 +179,10 @@ class _Streams:
 
     async def read(self) -> list[Streamed]:
         """All, at their ends. Raises WrongAnswer."""
-        answers = await asyncio.gather(*(connection.until_ended() for connection in self.connections))
+        if self._subscriber is None:
+            answers = await self._responses()
+        else:
+            answers = await asyncio.gather(*(connection.until_ended() for connection in self.connections))
         if self._subscriber is not None:
             rows = self._subscriber.rows()
             ended = [
@@ -191,6 +197,20 @@ class _Streams:
         for one, wanted in zip(ended, self._asked, strict=True):
             self._check(one, wanted)
         return ended
+
+    async def _responses(self) -> list[Answer]:
+        """An overloaded tritonserver may also never end a stream: one waits no longer when nothing comes any more."""
+        connections = self.connections
+        while any(not connection.is_over for connection in connections):
+            if time.perf_counter() - max(connection.times[-1] for connection in connections) > _QUIET_SECONDS:
+                break
+            await asyncio.sleep(_POLL_SECONDS)
+        answers = [
+            await connection.until_ended() if connection.is_over else connection.so_far() for connection in connections
+        ]
+        if None in answers:
+            raise WrongAnswer("a stream did not begin")
+        return [answer for answer in answers if answer is not None]
 
     def _check(self, one: Streamed, wanted: Asked) -> None:
         """An overloaded tritonserver ends streams whose last responses it has not sent, with nothing to tell it but

@@ -53,7 +53,7 @@ class Sizes:
     gateway_streams: int = 256
     vllm_streams: int = 48
     vllm_tokens: int = 900
-    requests: int = 400
+    requests: int = 600
 
 
 def measure(sizes: Sizes, folder: Path, say: Callable[[str], None]) -> Results:
