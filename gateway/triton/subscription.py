@@ -26,7 +26,10 @@ from gateway.triton.generate import BrokenConnection, Call, ConnectError, Connec
 _log = logging.getLogger(__name__)
 
 ACKNOWLEDGE_S = 0.1
-"""How long a message waits for its acknowledgement. The backend sends no more than its window without one."""
+"""How long a message waits for its acknowledgement where the backend keeps something for it: the end of an answer, or
+outputs beside its text."""
+_ACKNOWLEDGE_LATER_S = 0.5  # Where it is nothing but text. An acknowledgement costs the backend as much as a message.
+_ACKNOWLEDGE_BYTES = 1 << 20  # Of these the backend sends four times as much without an acknowledgement.
 _SIGN_OF_LIFE_S = 5.0  # A backend that hears nothing for 15 s takes the gateway for dead.
 _ANSWER_S = 5.0  # For the hello, and for the answer of an acknowledgement.
 _ASK_AGAIN_S = 0.5  # What was asked for again may be lost too.
@@ -259,13 +262,17 @@ class Subscription:
                 points.append(point)
         return points
 
-    def apply(self, rows: list[Row], touched: list[Stream]) -> None:
-        """One pass; rows of streams that are gone are nobody's."""
+    def apply(self, rows: list[Row], touched: list[Stream]) -> bool:
+        """One pass; rows of streams that are gone are nobody's. Whether any is more than text."""
         streams = self._streams
+        is_more = False
         for row in rows:
+            if len(row) > 5:
+                is_more = True
             stream = streams.get(row[0])
             if stream is not None and stream.put(row):
                 touched.append(stream)
+        return is_more
 
     def missed(self) -> None:
         """A message is missing; its rows may have been anybody's."""
@@ -288,6 +295,9 @@ class _Session:
         self._is_over = False
         self._next = 0
         self._acknowledged = 0
+        self._unacknowledged_bytes = 0
+        self._is_waited_for = False
+        """Whether the backend keeps something until the next acknowledgement."""
         self._held: int | None = None
         """The number to be acknowledged as long as something is missing."""
         self._has_missed = False
@@ -378,10 +388,12 @@ class _Session:
         number = self._next - 1 if self._held is None else self._held
         is_silent = now - self._said_at >= _SIGN_OF_LIFE_S and subscription.has_streams
         cancelled, self._cancelled = self._cancelled, []
-        if number == self._acknowledged and not points and not cancelled and not is_silent:
+        if not (points or cancelled or is_silent or (number != self._acknowledged and self._is_due(now))):
             return
         body = egress.acknowledgement_body(subscription.subscriber, number, points, cancelled)
         self._said_at = now
+        self._unacknowledged_bytes = 0
+        self._is_waited_for = False
         try:
             async with asyncio.timeout(_ANSWER_S):
                 await self._say(body)
@@ -390,6 +402,10 @@ class _Session:
         except (ConnectError, BrokenConnection) as error:
             raise _Broken(f"an acknowledgement did not get through ({error})") from None
         self._acknowledged = number
+
+    def _is_due(self, now: float) -> bool:
+        is_much = self._unacknowledged_bytes >= _ACKNOWLEDGE_BYTES
+        return self._is_waited_for or is_much or now - self._said_at >= _ACKNOWLEDGE_LATER_S
 
     async def _say(self, body: bytes) -> None:
         call = self._connections.call(f"{self._path}/generate", body)
@@ -434,7 +450,8 @@ class _Session:
                 self._has_missed = True
                 self._subscription.missed()
                 self._next = event.number
-            self._subscription.apply(event.rows, touched)
+            self._unacknowledged_bytes += len(payload)
+            self._is_waited_for |= self._subscription.apply(event.rows, touched)
             if event.number == self._next:
                 self._next += 1
                 self.has_carried = True
