@@ -45,7 +45,7 @@ def ratios(judged: Sequence[Judged]) -> Table:
     rows = []
     for one in judged:
         unit = f" {one.unit}" if one.unit else ""
-        median, spread = ("", "") if one.value is None else (f"{one.value.median:.2f}{unit}", _range(one.value))
+        median, spread = ("", "") if one.value is None else (f"{_number(one.value.median)}{unit}", _range(one.value))
         target = "" if one.target is None else f"{'≥' if one.at_least else '≤'} {one.target:g}{unit}"
         met = {None: "", True: "met", False: "NOT MET"}[one.is_met]
         rows.append([one.name, median, spread, target, met, one.remark])
@@ -80,6 +80,10 @@ def _microseconds(values: Sequence[float]) -> str:
     return f"{spread.median:.1f} µs ({spread.low:.1f} to {spread.high:.1f})"
 
 
+def _number(value: float) -> str:
+    return f"{value:.2f}" if value >= 0.1 or not value else f"{value:.4f}"
+
+
 def _range(spread: Spread) -> str:
-    low, high = f"{spread.low:.2f}", f"{spread.high:.2f}"
+    low, high = _number(spread.low), _number(spread.high)
     return "" if low == high else f"{low} to {high}"
