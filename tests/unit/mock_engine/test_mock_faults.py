@@ -79,7 +79,8 @@ def test_the_stock_backend_sees_a_close_only_at_its_next_output(stock: Client) -
     stock.engine.clear_faults()
     request = ended(stock, "go away")
     assert request["ended"] == "cancelled"
-    assert request["seconds_from_close_to_cancel"] >= 0.2
+    # It came there a little after it was made here.
+    assert request["seconds_from_close_to_cancel"] >= 0.1
 
 
 # Faults
