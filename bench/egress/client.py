@@ -16,7 +16,10 @@ import orjson
 from bench.load.stream import Answer, Malformed, read_answer
 
 _END = b"0\r\n\r\n"
+# As the gateway acknowledges: much text and the end of an answer soon, all else later.
 _ACKNOWLEDGE_SECONDS = 0.1
+_ACKNOWLEDGE_LATER_SECONDS = 0.5
+_ACKNOWLEDGE_BYTES = 1 << 20
 _TIMEOUT = 600.0
 _IDLE = '{"end":"idle"}'
 """What a subscription ends with when nothing is asked any more."""
@@ -149,6 +152,9 @@ class _Subscription(Connection):
         self.finished: dict[int, asyncio.Future[None]] = {}
         self.next: int | None = None
         self.end = ""
+        self.unacknowledged_bytes = 0
+        self.has_ended_one = False
+        """Whether the end of an answer has come since that was set back."""
         self._raw = b""
         self._text = b""
         self._in_body = False
@@ -178,6 +184,7 @@ class _Subscription(Connection):
     def _take(self, at: float, text: str) -> None:
         if text.startswith('{"message":'):
             self.messages.append((at, text.encode()))
+            self.unacknowledged_bytes += len(text)
             if self.finished:
                 self._finish(orjson.loads(text)["rows"])
             number = int(text[11 : text.index(",", 11)])
@@ -193,6 +200,7 @@ class _Subscription(Connection):
         for row in rows:
             if len(row) > 5 and row[5] and (finished := self.finished.pop(row[0], None)) is not None:
                 finished.set_result(None)
+                self.has_ended_one = True
 
 
 class Subscriber:
@@ -249,13 +257,15 @@ class Subscriber:
 
     async def _acknowledge(self, subscription: _Subscription) -> None:
         connection = await Connection.to(self._url)
-        told = (subscription.next or 1) - 1
+        told, told_at = (subscription.next or 1) - 1, 0.0
         try:
             while True:
                 await asyncio.sleep(_ACKNOWLEDGE_SECONDS)
-                number = (subscription.next or 1) - 1
-                if number > told:
-                    told = number
+                number, now = (subscription.next or 1) - 1, time.perf_counter()
+                is_much = subscription.has_ended_one or subscription.unacknowledged_bytes >= _ACKNOWLEDGE_BYTES
+                if number > told and (is_much or now - told_at >= _ACKNOWLEDGE_LATER_SECONDS):
+                    told, told_at = number, now
+                    subscription.unacknowledged_bytes, subscription.has_ended_one = 0, False
                     inputs = {"batched_egress": True, "subscriber": self.name, "acknowledged": number}
                     connection.send(f"{self._path}/generate", inputs)
                     await connection.until_ended()
