@@ -24,7 +24,7 @@ RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
 COPY --from=relay /build/wheels /build/wheels
 RUN python3 -m pip --python /opt/gateway/bin/python3 install --no-cache-dir --no-compile --no-deps --no-index \
         /build/wheels/*.whl \
-    && /opt/gateway/bin/python3 -c "import gateway_relay"
+    && /opt/gateway/bin/python3 -B -c "import gateway_relay"
 
 FROM ${BASE}
 # One user and group for all images of the stack: they meet in shared volumes.
