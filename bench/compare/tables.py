@@ -29,9 +29,9 @@ def costs(results: Results) -> Table:
         rows.append(
             [
                 name,
-                _microseconds([one.microseconds for one in apart(tokens)]) if tokens else "",
+                microseconds([one.microseconds for one in apart(tokens)]) if tokens else "",
                 f"{100 * Spread.of([one.joined for one in tokens]).median:.1f} %" if tokens else "",
-                _microseconds([one.microseconds for one in requests]) if requests else "",
+                microseconds([one.microseconds for one in requests]) if requests else "",
                 f"{Spread.of([one.per_second for one in requests]).median:.0f}" if requests else "",
                 _burst(bursts) if bursts else "",
             ]
@@ -70,14 +70,15 @@ def put_into(page: str, measured: str, name: str = "measured") -> str:
     return before + begin + measured + end + after
 
 
+def microseconds(values: Sequence[float]) -> str:
+    """Their median, lowest and highest."""
+    spread = Spread.of(values)
+    return f"{spread.median:.1f} µs ({spread.low:.1f} to {spread.high:.1f})"
+
+
 def _burst(bursts: Sequence[Burst]) -> str:
     p50, p99 = Spread.of([one.ttft_p50 for one in bursts]), Spread.of([one.ttft_p99 for one in bursts])
     return f"{1000 * p50.median:.0f}, {1000 * p99.median:.0f} ms"
-
-
-def _microseconds(values: Sequence[float]) -> str:
-    spread = Spread.of(values)
-    return f"{spread.median:.1f} µs ({spread.low:.1f} to {spread.high:.1f})"
 
 
 def _number(value: float) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from bench.compare.tables import Table
+from bench.compare.tables import Table, microseconds
 from bench.compare.verdict import Judged, Spread
 from bench.egress.measures import RequestCost, StreamCost
 
@@ -62,8 +62,8 @@ def requests(results: Results) -> Table:
     rows = [
         [
             name,
-            _microseconds([one.microseconds for one in costs]),
-            _microseconds([one.engine_microseconds for one in costs]),
+            microseconds([one.microseconds for one in costs]),
+            microseconds([one.engine_microseconds for one in costs]),
             f"{Spread.of([one.per_second for one in costs]).median:.0f}",
         ]
         for name, costs in results.requests.items()
@@ -116,8 +116,8 @@ def _stream_row(name: str, costs: Sequence[StreamCost], *, engine: bool = True) 
     engines = [one.engine_microseconds for one in costs]
     return [
         name,
-        _microseconds([one.microseconds for one in costs]),
-        *([_microseconds(engines) if max(engines) else ""] if engine else []),
+        microseconds([one.microseconds for one in costs]),
+        *([microseconds(engines) if max(engines) else ""] if engine else []),
         f"{_median([one.tokens_per_second for one in costs]):.0f}",
         _times([one.ttft_p50 for one in costs], [one.ttft_p99 for one in costs]),
         _times([one.itl_p50 for one in costs], [one.itl_p99 for one in costs]),
@@ -131,11 +131,6 @@ def _times(p50: Sequence[float], p99: Sequence[float]) -> str:
 
 def _median(values: Sequence[float]) -> float:
     return Spread.of(values).median
-
-
-def _microseconds(values: Sequence[float]) -> str:
-    spread = Spread.of(values)
-    return f"{spread.median:.1f} µs ({spread.low:.1f} to {spread.high:.1f})"
 
 
 def _ratio(

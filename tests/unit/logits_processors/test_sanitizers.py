@@ -1,26 +1,16 @@
 """The native part under the compiler's sanitizers: no access outside, nothing undefined, no race."""
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
-_ROOT = Path(__file__).resolve().parents[3]
-_SOURCES = _ROOT / "logits_processors" / "src"
-_DRIVER = Path(__file__).parent / "native" / "driver.cpp"
+from devtools.paths import ROOT
+from tests.support.sanitizers import BOTH, run_sanitized
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
+@pytest.mark.parametrize("sanitizers", BOTH)
 def test_sanitizers_find_nothing(tmp_path: Path, sanitizers: str) -> None:
-    sources = [source for source in _SOURCES.rglob("*.cpp") if source.name != "bindings.cpp"]
-    program = tmp_path / "driver"
-    flags = ["-std=c++20", "-O1", "-g", "-Wall", "-Wextra", "-Werror", f"-fsanitize={sanitizers}"]
-    flags += ["-fno-sanitize-recover=all", "-pthread", f"-I{_SOURCES}"]
-    command: list[str | Path] = ["g++", *flags, "-o", program, _DRIVER, *sources]
-    compiled = subprocess.run(command, capture_output=True, text=True)
-    assert compiled.returncode == 0, compiled.stderr
-    # A machine's layout of addresses can be too random for the thread sanitizer.
-    ran = subprocess.run(["setarch", "-R", program, tmp_path], capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr[-4000:]
+    driver = Path(__file__).parent / "native" / "driver.cpp"
+    run_sanitized(ROOT / "logits_processors" / "src", driver, sanitizers, tmp_path)
