@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import Protocol, cast
 from urllib.parse import urlsplit
 
-from gateway.triton.limits import IDLE_CONNECTIONS, IDLE_SECONDS, READ_AHEAD_BYTES
-from gateway.triton.response_parser import ProtocolError, ResponseParser
+from gateway.triton.limits import EVENTS_AT_ONCE, IDLE_CONNECTIONS, IDLE_SECONDS, READ_AHEAD_BYTES
+from gateway.triton.response_parser import ProtocolError, response_parser
 
 
 class ConnectError(Exception):
@@ -57,6 +57,8 @@ class Connections:
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._path = parts.path.rstrip("/")
         self._netloc = parts.netloc
+        self._begins: dict[str, bytes] = {}
+        """Of heads, by their paths: a few for each model."""
         self.connect_timeout = connect_timeout
         self._idle: list[_Connection] = []
         self._closing_idle: asyncio.TimerHandle | None = None
@@ -64,11 +66,13 @@ class Connections:
     def call(self, path: str, body: bytes, headers: bytes = b"", *, is_lasting: bool = False) -> "Call":
         """A `POST` that is sent when its head is awaited; `headers` are further lines of it, each with its end. One
         that is to last gets a connection of its own, which ends with it."""
-        head = (
-            f"POST {self._path}{path} HTTP/1.1\r\nHost: {self._netloc}\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(body)}\r\n"
-        )
-        return Call(self, head.encode() + headers + b"\r\n" + body, is_lasting=is_lasting)
+        begin = self._begins.get(path)
+        if begin is None:
+            begin = self._begins[path] = (
+                f"POST {self._path}{path} HTTP/1.1\r\nHost: {self._netloc}\r\nContent-Type: application/json\r\n"
+            ).encode()
+        request = b"%bContent-Length: %d\r\n%b\r\n%b" % (begin, len(body), headers, body)
+        return Call(self, request, is_lasting=is_lasting)
 
     def take_idle(self) -> "_Connection | None":
         while self._idle:
@@ -160,6 +164,28 @@ class Call:
         self.connect_seconds = time.monotonic() - started
         return await self._send(connection)
 
+    def begin(self, listener: Callable[[], None]) -> bool:
+        """Send the request without waiting, where there is a kept connection; False where there is none. `listener` is
+        as in `listen`, and `take` is to be called once `status` is 200."""
+        kept = None if self._is_lasting else self._connections.take_idle()
+        if kept is None:
+            return False
+        self._connection = kept
+        kept.listener = listener
+        kept.send(self._request)
+        return True
+
+    @property
+    def status(self) -> int:
+        """Of the answer; 0 before it is there. Raises as `head` does."""
+        connection = self._connection
+        if connection is None:
+            self._raise_failure()
+            return 200
+        if not connection.parser.status:
+            self._raise_broken(connection)
+        return connection.parser.status
+
     def take(self) -> list[bytes] | None:
         """The events that came since the last call, none where none did; None at the end of the answer. Raises as
         `head` does, after what came before the failure."""
@@ -167,7 +193,7 @@ class Call:
         if connection is None:
             self._raise_failure()
             return None
-        if events := connection.parser.take():
+        if events := connection.parser.take(EVENTS_AT_ONCE):
             return events
         if connection.parser.done:
             self._finish(connection)
@@ -195,8 +221,17 @@ class Call:
         """The whole body of an answer whose status is not 200."""
         connection = self._connection
         assert connection is not None
-        while not connection.parser.done:
+        while (body := self.error_body_now()) is None:
             await self._wait(connection)
+        return body
+
+    def error_body_now(self) -> bytes | None:
+        """The same if it has come."""
+        connection = self._connection
+        assert connection is not None
+        if not connection.parser.done:
+            self._raise_broken(connection)
+            return None
         body = connection.parser.error_body
         self._finish(connection)
         return body
@@ -253,7 +288,7 @@ class _Connection(asyncio.Protocol):
     """A connection, used by one call at a time. Reading pauses while nobody waits for more."""
 
     def __init__(self, on_lost: Callable[["_Connection"], None]) -> None:
-        self.parser = ResponseParser()
+        self.parser = response_parser()
         self.failure: str | None = None
         self.answered = False
         self._on_lost = on_lost
@@ -277,7 +312,7 @@ class _Connection(asyncio.Protocol):
         return self._waiter is not None or self.listener is not None
 
     def send(self, request: bytes) -> None:
-        self.parser = ResponseParser()
+        self.parser = response_parser()
         self.answered = False
         self._unread = 0
         assert self._transport is not None
@@ -310,7 +345,7 @@ class _Connection(asyncio.Protocol):
         # Nothing that came may be left behind, and what comes must be the bytes of the answer themselves.
         if transport is None or transport.is_closing() or self._paused or transport.get_extra_info("sslcontext"):
             return False
-        if parser.status != 200 or not parser.is_between_chunks or parser.events:
+        if parser.status != 200 or not parser.is_between_chunks or parser.has_events:
             return False
         transport.pause_reading()
         self._borrower = borrower

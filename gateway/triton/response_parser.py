@@ -3,16 +3,26 @@
 Knows just what a generate stream needs: a status line, `Content-Length`, chunked coding or
 read-to-close, and, in a 200 body, server-sent events of one `data:` line each (a JSON text holds no
 raw line break, so a line is an event).
+
+`response_parser()` makes one: in C++ where `gateway_relay` is installed, else `PlainParser`, which the other follows.
 """
+
+import re
+from typing import TYPE_CHECKING
 
 from gateway.triton.limits import EVENTS_AT_ONCE, MAX_EVENT_BYTES, MAX_HEAD_BYTES
 
+if TYPE_CHECKING:
+    from gateway_relay import ResponseParser as NativeParser
 
-class ProtocolError(Exception):
+_SIZE = re.compile(rb"[0-9a-fA-F]+")
+
+
+class PlainProtocolError(Exception):
     """The peer does not speak HTTP/1.1 as a generate stream does."""
 
 
-class ResponseParser:
+class PlainParser:
     """One response. `feed` every read; then `status` (0 until the head is there), `take()`, `done`.
 
     `error_body` collects a body whose status is not 200. `reusable` says whether the connection can
@@ -32,9 +42,9 @@ class ResponseParser:
         self._in_trailer = False
 
     def feed(self, data: bytes) -> None:
-        """Raises `ProtocolError`; the connection is then of no use."""
+        """Raises `PlainProtocolError`; the connection is then of no use."""
         if self.done:
-            raise ProtocolError("bytes after the end of the response")
+            raise PlainProtocolError("bytes after the end of the response")
         if self.is_between_chunks and self.status == 200 and self._take_one(data):
             return
         self._raw = self._raw + data if self._raw else data
@@ -46,32 +56,38 @@ class ResponseParser:
             self._parse_plain()
 
     def eof(self) -> None:
-        """The peer closed the connection. Raises `ProtocolError` unless that ends the response."""
+        """The peer closed the connection. Raises `PlainProtocolError` unless that ends the response."""
         if self.status and not self._chunked and self._left is None:
             self.done = True
         elif not self.done:
-            raise ProtocolError("the connection was closed in the middle of the response")
+            raise PlainProtocolError("the connection was closed in the middle of the response")
 
-    def take(self) -> list[bytes]:
+    def take(self, most: int = EVENTS_AT_ONCE) -> list[bytes]:
         """The payloads that are complete and not taken yet; of a great many the first."""
         events = self.events
-        self.events = events[EVENTS_AT_ONCE:]
-        return events[:EVENTS_AT_ONCE] if self.events else events
+        self.events = events[most:]
+        return events[:most] if self.events else events
+
+    @property
+    def has_events(self) -> bool:
+        """Whether `take` has any."""
+        return bool(self.events)
 
     def _parse_head(self) -> bool:
-        end = self._raw.find(b"\r\n\r\n")
-        if end < 0:
-            if len(self._raw) > MAX_HEAD_BYTES:
-                raise ProtocolError("the response head is too long")
-            return False
-        lines = self._raw[:end].split(b"\r\n")
-        self._raw = self._raw[end + 4 :]
-        version, _, rest = lines[0].partition(b" ")
-        if not version.startswith(b"HTTP/1.") or not rest[:3].isdigit():
-            raise ProtocolError("the response has no HTTP/1.1 status line")
-        status = int(rest[:3])
-        if 100 <= status < 200:
-            return self._parse_head()
+        status = 0
+        # Ahead of the response there may be interim ones.
+        while status < 200:
+            end = self._raw.find(b"\r\n\r\n")
+            if end < 0:
+                if len(self._raw) > MAX_HEAD_BYTES:
+                    raise PlainProtocolError("the response head is too long")
+                return False
+            lines = self._raw[:end].split(b"\r\n")
+            self._raw = self._raw[end + 4 :]
+            version, _, rest = lines[0].partition(b" ")
+            status = int(rest[:3]) if rest[:3].isdigit() else 0
+            if not version.startswith(b"HTTP/1.") or status < 100:
+                raise PlainProtocolError("the response has no HTTP/1.1 status line")
         headers: dict[bytes, bytes] = {}
         for line in lines[1:]:
             name, _, value = line.partition(b":")
@@ -86,7 +102,7 @@ class ResponseParser:
             elif length.isdigit():
                 self._left = int(length)
             else:
-                raise ProtocolError("the response has a Content-Length that is no number")
+                raise PlainProtocolError("the response has a Content-Length that is no number")
         return True
 
     @property
@@ -99,10 +115,10 @@ class ResponseParser:
         begin = data.find(b"\r\n") + 2
         if data[begin : begin + 6] != b"data: " or data[-4:] != b"\n\n\r\n" or data.find(b"\n", begin) != len(data) - 4:
             return False
-        try:
-            is_whole = int(data[: begin - 2], 16) == len(data) - begin - 2 <= MAX_EVENT_BYTES
-        except ValueError:
+        size = data[: begin - 2]
+        if not _SIZE.fullmatch(size):
             return False
+        is_whole = int(size, 16) == len(data) - begin - 2 <= MAX_EVENT_BYTES
         if is_whole:
             self.events.append(data[begin + 6 : -4].strip())
         return is_whole
@@ -113,7 +129,7 @@ class ResponseParser:
             self._body(data)
             return
         if len(data) > self._left:
-            raise ProtocolError("bytes after the end of the response")
+            raise PlainProtocolError("bytes after the end of the response")
         self._left -= len(data)
         self._body(data)
         self.done = self._left == 0
@@ -133,7 +149,7 @@ class ResponseParser:
             end = raw.find(b"\r\n", at)
             if end < 0:
                 if size - at > MAX_HEAD_BYTES:
-                    raise ProtocolError("a chunk's size line is too long")
+                    raise PlainProtocolError("a chunk's size line is too long")
                 break
             line = raw[at:end]
             at = end + 2
@@ -145,15 +161,15 @@ class ResponseParser:
         if parts:
             self._body(b"".join(parts))
         if self.done and self._raw:
-            raise ProtocolError("bytes after the end of the response")
+            raise PlainProtocolError("bytes after the end of the response")
 
     def _start_chunk(self, line: bytes) -> None:
-        try:
-            size = int(line.partition(b";")[0], 16)
-        except ValueError:
-            raise ProtocolError("a chunk has no size") from None
-        if size < 0 or size > MAX_EVENT_BYTES:
-            raise ProtocolError("a chunk is too long")
+        text = line.partition(b";")[0].strip()
+        if not _SIZE.fullmatch(text):
+            raise PlainProtocolError("a chunk has no size")
+        size = int(text, 16)
+        if size > MAX_EVENT_BYTES:
+            raise PlainProtocolError("a chunk is too long")
         if size:
             self._left = size + 2
         else:
@@ -163,12 +179,27 @@ class ResponseParser:
         if self.status != 200:
             self.error_body += data
             if len(self.error_body) > MAX_EVENT_BYTES:
-                raise ProtocolError("the error body is too long")
+                raise PlainProtocolError("the error body is too long")
             return
         lines = (self._line + data if self._line else data).split(b"\n")
         self._line = lines.pop()
         if len(self._line) > MAX_EVENT_BYTES:
-            raise ProtocolError("an event is too long")
+            raise PlainProtocolError("an event is too long")
         for line in lines:
             if line.startswith(b"data:"):
                 self.events.append(line[5:].strip())
+
+
+# The same in C++ (gateway_relay/src/response.cpp), where it is installed.
+try:
+    import gateway_relay as _native
+except ImportError:
+    ProtocolError: type[Exception] = PlainProtocolError
+
+    def response_parser() -> "NativeParser | PlainParser":
+        return PlainParser()
+else:
+    ProtocolError = _native.ProtocolError
+
+    def response_parser() -> "NativeParser | PlainParser":
+        return _native.ResponseParser(MAX_EVENT_BYTES, MAX_HEAD_BYTES)

@@ -3,6 +3,6 @@
 Optional: the gateway does the same without it. What each thing does is said in `_native.pyi`.
 """
 
-from gateway_relay._native import Outcome, Relay, Stream
+from gateway_relay._native import Outcome, ProtocolError, Relay, ResponseParser, Stream, read_chat, read_head
 
-__all__ = ["Outcome", "Relay", "Stream"]
+__all__ = ["Outcome", "ProtocolError", "Relay", "ResponseParser", "Stream", "read_chat", "read_head"]

@@ -2,6 +2,43 @@
 
 from collections.abc import Sequence
 
+def read_head(data: bytes, path: bytes, longest: int) -> tuple[list[tuple[bytes, bytes]], bytes] | bool:
+    """The headers (names in lower case) and the body of a request that is `POST path` and all of `data`, without
+    anything out of the ordinary in its head. True: it may be one that has not come completely; False: it is none.
+    `longest`: in bytes, of all."""
+
+def read_chat(body: bytes) -> tuple[bytes, list[dict[str, str]]] | None:
+    """What stands around the messages of a chat request, and the messages, where each is a role and a text. The former
+    is the same bytes for every body that asks for the same otherwise. None for any other body. What stands around was
+    not checked: it is worth something to who has seen it in a body that was valid."""
+
+class ProtocolError(Exception):
+    """The peer does not speak HTTP/1.1 as a generate stream does."""
+
+class ResponseParser:
+    """One of Triton's responses, as the gateway's `gateway.triton.response_parser` explains it."""
+
+    def __init__(self, longest_event: int, longest_head: int) -> None:
+        """In bytes."""
+    def feed(self, data: bytes) -> None:
+        """Raises `ProtocolError`."""
+    def eof(self) -> None:
+        """Raises `ProtocolError`."""
+    def take(self, most: int) -> list[bytes]: ...
+    @property
+    def status(self) -> int: ...
+    @property
+    def done(self) -> bool: ...
+    @property
+    def reusable(self) -> bool: ...
+    @property
+    def error_body(self) -> bytes: ...
+    @property
+    def has_events(self) -> bool:
+        """Whether `take` has any."""
+    @property
+    def is_between_chunks(self) -> bool: ...
+
 class Outcome:
     """What was relayed of a stream, and what is left for whoever goes on."""
 

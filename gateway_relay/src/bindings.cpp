@@ -5,7 +5,11 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+
 #include "relay.hpp"
+#include "request.hpp"
+#include "response.hpp"
 
 namespace nb = nanobind;
 
@@ -13,7 +17,61 @@ namespace {
 
 std::string text_of(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
 
-nb::bytes bytes_of(const std::string& text) { return nb::bytes(text.data(), text.size()); }
+nb::bytes bytes_of(std::string_view text) { return nb::bytes(text.data(), text.size()); }
+
+/// None where it is no UTF-8.
+nb::object text_of(const request::Message& message) {
+    const auto decoded = [](std::string_view text) {
+        PyObject* const found = PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), nullptr);
+        if (found == nullptr) PyErr_Clear();
+        return found == nullptr ? nb::none() : nb::steal(found);
+    };
+    return message.is_escaped ? decoded(request::unescaped(message.content)) : decoded(message.content);
+}
+
+/// (what stands around the messages, the messages as dicts), or None.
+nb::object chat_of(std::string_view body) {
+    request::Chat chat;
+    if (!request::read_chat(body, chat)) return nb::none();
+    static PyObject* const kRole = PyUnicode_InternFromString("role");
+    static PyObject* const kContent = PyUnicode_InternFromString("content");
+    nb::list messages;
+    for (const request::Message& message : chat.messages) {
+        const nb::object content = text_of(message);
+        if (content.is_none()) return nb::none();
+        nb::dict one;
+        one[nb::handle(kRole)] = nb::str(message.role.data(), message.role.size());
+        one[nb::handle(kContent)] = content;
+        messages.append(one);
+    }
+    // JSON holds no NUL.
+    std::string form(chat.before);
+    form += '\0';
+    form += chat.after;
+    return nb::make_tuple(bytes_of(form), messages);
+}
+
+nb::object request_of(const nb::bytes& bytes, const nb::bytes& path, std::size_t longest) {
+    request::Head head;
+    const std::string_view data(bytes.c_str(), bytes.size());
+    switch (request::read_head(data, {path.c_str(), path.size()}, longest, head)) {
+        case request::Verdict::kOther: return nb::bool_(false);
+        case request::Verdict::kMore: return nb::bool_(true);
+        case request::Verdict::kFound: break;
+    }
+    nb::list headers;
+    for (const auto& [name, value] : head.headers) headers.append(nb::make_tuple(bytes_of(name), bytes_of(value)));
+    return nb::make_tuple(headers, bytes_of(head.body));
+}
+
+/// What is complete and was not taken yet; of a great many the first.
+nb::list taken(response::Parser& parser, std::size_t most) {
+    const std::size_t count = std::min(parser.events.size(), most);
+    nb::list out;
+    for (std::size_t i = 0; i < count; ++i) out.append(bytes_of(parser.events[i]));
+    parser.events.erase(parser.events.begin(), parser.events.begin() + static_cast<std::ptrdiff_t>(count));
+    return out;
+}
 
 }  // namespace
 
@@ -30,6 +88,27 @@ NB_MODULE(_native, module) {
             PyErr_SetFromErrno(PyExc_OSError);
         }
     });
+
+    module.def("read_head", &request_of, nb::arg("data"), nb::arg("path"), nb::arg("longest"));
+    module.def(
+        "read_chat", [](const nb::bytes& body) { return chat_of({body.c_str(), body.size()}); }, nb::arg("body"));
+
+    nb::exception<response::ProtocolError>(module, "ProtocolError");
+    using response::Parser;
+    nb::class_<Parser>(module, "ResponseParser")
+        .def(
+            "__init__",
+            [](Parser* self, std::size_t event, std::size_t head) { new (self) Parser({event, head}); },
+            nb::arg("longest_event"), nb::arg("longest_head"))
+        .def("feed", [](Parser& self, const nb::bytes& data) { self.feed({data.c_str(), data.size()}); }, nb::arg("data"))
+        .def("eof", &Parser::eof)
+        .def("take", &taken, nb::arg("most"))
+        .def_ro("status", &Parser::status)
+        .def_ro("done", &Parser::done)
+        .def_ro("reusable", &Parser::reusable)
+        .def_prop_ro("error_body", [](const Parser& self) { return bytes_of(self.error_body); })
+        .def_prop_ro("has_events", [](const Parser& self) { return !self.events.empty(); })
+        .def_prop_ro("is_between_chunks", &Parser::is_between_chunks);
 
     nb::class_<Outcome>(module, "Outcome")
         .def_prop_ro("rest", [](const Outcome& self) { return bytes_of(self.rest); })

@@ -3,6 +3,8 @@
 #include <array>
 #include <charconv>
 
+#include "utf8.hpp"
+
 namespace relay {
 
 namespace {
@@ -35,20 +37,8 @@ void put_character(std::uint32_t code, std::string& out) {
     } else if (code == '"' || code == '\\') {
         out += '\\';
         out += static_cast<char>(code);
-    } else if (code < 0x80) {
-        out += static_cast<char>(code);
-    } else if (code < 0x800) {
-        out += static_cast<char>(0xc0 | code >> 6);
-        out += static_cast<char>(0x80 | (code & 0x3f));
-    } else if (code < 0x10000) {
-        out += static_cast<char>(0xe0 | code >> 12);
-        out += static_cast<char>(0x80 | (code >> 6 & 0x3f));
-        out += static_cast<char>(0x80 | (code & 0x3f));
     } else {
-        out += static_cast<char>(0xf0 | code >> 18);
-        out += static_cast<char>(0x80 | (code >> 12 & 0x3f));
-        out += static_cast<char>(0x80 | (code >> 6 & 0x3f));
-        out += static_cast<char>(0x80 | (code & 0x3f));
+        utf8::put(code, out);
     }
 }
 

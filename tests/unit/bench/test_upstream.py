@@ -17,7 +17,7 @@ from bench.upstream.script import Model, answer_text
 from devtools.errors import DevError
 from devtools.paths import ROOT
 from gateway.triton.contract import Backend, Delta, GenerateRequest, contract_of, parse_response, request_body
-from gateway.triton.response_parser import ResponseParser
+from gateway.triton.response_parser import PlainParser
 from tests.support.service import is_alive
 from tests.support.waiting import wait_for
 
@@ -48,9 +48,9 @@ def request(path: str, body: bytes = b"", method: str = "POST") -> bytes:
     return f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-def read(connection: socket.socket) -> ResponseParser:
+def read(connection: socket.socket) -> PlainParser:
     """One whole answer."""
-    parser = ResponseParser()
+    parser = PlainParser()
     while not parser.done:
         data = connection.recv(1 << 20)
         if not data:
@@ -59,7 +59,7 @@ def read(connection: socket.socket) -> ResponseParser:
     return parser
 
 
-def events(answer: ResponseParser) -> list[bytes]:
+def events(answer: PlainParser) -> list[bytes]:
     """All of them; of a great many the parser gives a part at a time."""
     taken: list[bytes] = []
     while some := answer.take():
@@ -67,7 +67,7 @@ def events(answer: ResponseParser) -> list[bytes]:
     return taken
 
 
-def ask(upstream: Upstream, path: str, body: bytes = b"", method: str = "POST") -> ResponseParser:
+def ask(upstream: Upstream, path: str, body: bytes = b"", method: str = "POST") -> PlainParser:
     with connect(upstream) as connection:
         connection.sendall(request(path, body, method))
         return read(connection)
@@ -77,7 +77,7 @@ def generate(prompt: str, tokens: int | None) -> bytes:
     return request_body(Backend.OURS, GenerateRequest(prompt, {"max_tokens": tokens}, request_id="x"), None)
 
 
-def deltas(answer: ResponseParser) -> list[Delta]:
+def deltas(answer: PlainParser) -> list[Delta]:
     return [parse_response(event) for event in events(answer)]
 
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from gateway.openai.sse import ChatStream, CompletionStream
 from gateway.triton.contract import UpstreamError, parse_response
-from gateway.triton.response_parser import ProtocolError, ResponseParser
+from gateway.triton.response_parser import PlainParser, PlainProtocolError
 from gateway_relay import Outcome, Relay
 from tests.support.waiting import wait_for
 
@@ -147,7 +147,7 @@ def dechunked(data: bytes) -> bytes:
 def plain(data: bytes, stream: ChatStream | CompletionStream = CHAT) -> tuple[bytes, int, str]:
     """What the plain path makes of the rest of an answer: the client's events, their tokens, and how it ended. It gets
     the bytes one by one, since of a read that ends in nonsense it takes nothing."""
-    parser = ResponseParser()
+    parser = PlainParser()
     parser.feed(HEAD)
     events: list[bytes] = []
     tokens = 0
@@ -155,7 +155,7 @@ def plain(data: bytes, stream: ChatStream | CompletionStream = CHAT) -> tuple[by
     for at in range(0, len(data), step):
         try:
             parser.feed(data[at : at + step])
-        except ProtocolError as error:
+        except PlainProtocolError as error:
             return b"".join(events), tokens, str(error)
         while payloads := parser.take():
             for payload in payloads:

@@ -1,12 +1,15 @@
-// What the sanitizers watch: broken bytes of every kind through the translation, and streams that begin, end, are stopped
-// from another thread, lose their client or their upstream, all at once. Without an argument of its own it always does the
+// What the sanitizers watch: broken bytes of every kind through the translation and the parsers of requests and responses,
+// and streams that begin, end, are stopped from another thread, lose their client or their upstream, all at once. Without an argument of its own it always does the
 // same; the exit code is 0 unless something is wrong.
 
+#include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <random>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -16,6 +19,8 @@
 #include <unistd.h>
 
 #include "relay.hpp"
+#include "request.hpp"
+#include "response.hpp"
 
 namespace {
 
@@ -40,6 +45,25 @@ std::string event(const std::string& text) {
            "\",\"finish_reason\":\"None\",\"num_input_tokens\":3,\"num_output_tokens\":1}\n\n";
 }
 
+std::string broken(std::string bytes, std::mt19937& random) {
+    for (unsigned breaks = random() % 4 + 1; breaks > 0 && !bytes.empty(); --breaks) {
+        const std::size_t at = random() % bytes.size();
+        switch (random() % 4) {
+            case 0: bytes[at] = static_cast<char>(random()); break;
+            case 1: bytes.erase(at, random() % 8 + 1); break;
+            case 2: bytes.insert(at, bytes.substr(at, random() % 8 + 1)); break;
+            default: bytes[at] ^= static_cast<char>(1u << random() % 8);
+        }
+    }
+    return bytes;
+}
+
+std::string noise(std::mt19937& random) {
+    std::string bytes(random() % 64, '\0');
+    for (char& c : bytes) c = static_cast<char>(random());
+    return bytes;
+}
+
 /// Every prefix, and many broken copies; each in memory of exactly its size.
 void translate_broken() {
     std::mt19937 random(1);
@@ -60,19 +84,189 @@ void translate_broken() {
         for (const std::string& whole : {body, chunk(body)}) {
             for (std::size_t length = 0; length <= whole.size(); ++length) both(whole.substr(0, length));
             for (int i = 0; i < 20000 && !whole.empty(); ++i) {
-                std::string broken = whole;
-                for (unsigned breaks = random() % 4 + 1; breaks > 0 && !broken.empty(); --breaks) {
-                    const std::size_t at = random() % broken.size();
-                    switch (random() % 4) {
-                        case 0: broken[at] = static_cast<char>(random()); break;
-                        case 1: broken.erase(at, random() % 8 + 1); break;
-                        case 2: broken.insert(at, broken.substr(at, random() % 8 + 1)); break;
-                        default: broken[at] ^= static_cast<char>(1u << random() % 8);
-                    }
-                }
-                both(broken);
+                both(broken(whole, random));
             }
         }
+    }
+}
+
+constexpr std::string_view kPath = "/v1/chat/completions";
+constexpr std::size_t kLongest = 4096;
+
+bool is_within(std::string_view part, std::string_view whole) {
+    return part.empty() || (part.data() >= whole.data() && part.data() + part.size() <= whole.data() + whole.size());
+}
+
+/// What was found lies in the bytes that were given. True where something was.
+bool read_body(std::string_view body) {
+    request::Chat chat;
+    if (!request::read_chat(body, chat)) return false;
+    require(chat.before.data() == body.data(), "the form begins with the body");
+    require(chat.after.data() + chat.after.size() == body.data() + body.size(), "the form ends with the body");
+    require(!chat.messages.empty() && chat.messages.size() <= request::kMostMessages, "as many messages as are read");
+    for (const request::Message& message : chat.messages) {
+        require(is_within(message.role, body) && is_within(message.content, body), "a message within its body");
+        // In memory of exactly its size too.
+        const std::vector<char> content(message.content.begin(), message.content.end());
+        const std::string text = request::unescaped({content.data(), content.size()});
+        require(text.size() <= content.size(), "no text is longer than it is written");
+        require(message.is_escaped || text == message.content, "a text without escapes stands as it is");
+    }
+    return true;
+}
+
+request::Verdict read_request(const std::string& bytes) {
+    const std::vector<char> exact(bytes.begin(), bytes.end());
+    const std::string_view data(exact.data(), exact.size());
+    request::Head head;
+    const request::Verdict verdict = request::read_head(data, kPath, kLongest, head);
+    if (verdict == request::Verdict::kFound) {
+        require(is_within(head.body, data), "a body within its request");
+        for (const auto& [name, value] : head.headers) {
+            require(!name.empty() && is_within(value, data), "a header within its request");
+        }
+        const std::vector<char> body(head.body.begin(), head.body.end());
+        read_body({body.data(), body.size()});
+    }
+    return verdict;
+}
+
+std::string request_with(const std::string& body) {
+    return "POST " + std::string(kPath) + " HTTP/1.1\r\nHost: h:1\r\nX-Empty:\r\nConnection: keep-alive\r\n" +
+           "Content-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body;
+}
+
+/// Every prefix, and many broken copies, some of them cut off, of whole requests and of bodies by themselves.
+void read_requests() {
+    std::mt19937 random(3);
+    const std::vector<std::string> bodies = {
+        "{\"model\":\"m\",\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}",
+        "{\"a\":{\"messages\":[1,[],{}],\"b\":\"]}\\\"\\\\\"},\"n\":-1.5e3 , \"messages\" : [ {\"role\":\"system\","
+        "\"content\":\"\\u00e9\\ud83d\\ude00\\n\\/\\\"\\u0000\\ud7ff\"} , {\"content\":\"\xe6\x97\xa5\xf0\x9f\x8e\x89\",\"role\":"
+        "\"assistant\"} ] , \"stream\":true}\n",
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"\\u0041\\ud83c\\udf89\"}],\"tools\":[{\"a\":null}]}",
+    };
+    unsigned found = 0, bodies_found = 0;
+    const auto body_by_itself = [&](const std::string& bytes) {
+        const std::vector<char> exact(bytes.begin(), bytes.end());
+        bodies_found += read_body({exact.data(), exact.size()});
+    };
+    for (const std::string& body : bodies) {
+        const std::string whole = request_with(body);
+        require(read_request(whole) == request::Verdict::kFound, "a whole request is found");
+        require(read_body(body), "a whole body is found");
+        for (std::size_t length = 0; length < whole.size(); ++length) {
+            require(read_request(whole.substr(0, length)) != request::Verdict::kFound, "a prefix is no request");
+        }
+        for (std::size_t length = 0; length < body.size(); ++length) body_by_itself(body.substr(0, length));
+        for (int i = 0; i < 20000; ++i) {
+            const std::string bytes = broken(whole, random), text = broken(body, random);
+            found += read_request(bytes) == request::Verdict::kFound;
+            read_request(bytes.substr(0, random() % (bytes.size() + 1)));
+            // With a head that says how long it is.
+            read_request(request_with(text));
+            body_by_itself(text);
+            body_by_itself(text.substr(0, random() % (text.size() + 1)));
+            read_request(noise(random));
+            body_by_itself("{\"messages\":[" + noise(random));
+        }
+    }
+    require(found > 0 && bodies_found > 0, "some broken requests are read all the same");
+    // Deep, and many.
+    body_by_itself("{\"a\":" + std::string(1000000, '[') + std::string(1000000, ']') + ",\"messages\":[]}");
+    std::string many = "{\"messages\":[";
+    for (std::size_t i = 0; i <= request::kMostMessages; ++i) many += "{\"role\":\"user\",\"content\":\"\"},";
+    many.back() = ']';
+    require(!read_body(many + "}"), "more messages than are read");
+}
+
+/// What comes of bytes that come in these parts.
+struct Parsed {
+    std::vector<std::string> events;
+    std::string error_body;
+    int status = 0;
+    bool is_done = false, is_reusable = false, is_between = false, is_wrong = false, ends = false;
+
+    bool operator==(const Parsed&) const = default;
+};
+
+template <typename Next>
+Parsed parse(std::string_view bytes, response::Limits limits, Next next) {
+    response::Parser parser(limits);
+    Parsed outcome;
+    try {
+        while (!bytes.empty()) {
+            const std::size_t size = std::min<std::size_t>(next(), bytes.size());
+            const std::vector<char> exact(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(size));
+            parser.feed({exact.data(), exact.size()});
+            require(parser.error_body.size() <= limits.event, "no error body past the limit");
+            bytes.remove_prefix(size);
+        }
+    } catch (const response::ProtocolError&) {
+        // What came ahead of the mistake depends on the cuts.
+        outcome.is_wrong = true;
+        return outcome;
+    }
+    outcome.events = parser.events;
+    outcome.error_body = parser.error_body;
+    outcome.status = parser.status;
+    outcome.is_done = parser.done;
+    outcome.is_reusable = parser.reusable;
+    outcome.is_between = parser.is_between_chunks();
+    try {
+        parser.eof();
+        outcome.ends = true;
+        require(parser.done, "the end of the connection ends the response");
+    } catch (const response::ProtocolError&) {
+        require(!parser.done, "a response that has ended stays so");
+    }
+    return outcome;
+}
+
+/// Every prefix, and many broken copies, some of them cut off; at once and in parts, for limits that are met and that
+/// are not.
+void parse_responses() {
+    std::mt19937 random(4);
+    const std::string ok = "HTTP/1.1 200 OK\r\n", end = "\r\n\r\n";
+    const std::string chunks = chunk(event("a")) + chunk(event("b") + event("c").substr(0, 20)) + chunk(event("c").substr(20));
+    const std::vector<std::string> responses = {
+        ok + "Content-Type: text/event-stream\r\nTransfer-Encoding: chunked" + end + chunks + "0\r\nX: y\r\n\r\n",
+        ok + "Content-Length: " + std::to_string(event("d").size()) + end + event("d"),
+        ok + "Connection: close" + end + event("e") + "data: f",
+        "HTTP/1.1 100 Continue" + end + "HTTP/1.1 400 Bad Request\r\nContent-Length: 13" + end + "{\"error\":\"x\"}",
+        "HTTP/1.0 503 X\r\ntransfer-encoding: chunked" + end + "3;a=b\r\nabc\r\n0\r\n\r\n",
+    };
+    const auto all = [](const std::string& bytes, response::Limits limits) {
+        return parse(bytes, limits, [&] { return bytes.size(); });
+    };
+    unsigned right = 0, wrong = 0;
+    const auto both = [&](const std::string& bytes) {
+        const response::Limits wide{1 << 20, 1 << 20}, narrow{40, 60};
+        const Parsed at_once = all(bytes, wide);
+        (at_once.is_wrong ? wrong : right) += 1;
+        require(parse(bytes, wide, [] { return 1u; }) == at_once, "the same for single bytes");
+        require(parse(bytes, wide, [&] { return random() % 30 + 1; }) == at_once, "the same for any parts");
+        all(bytes, narrow);
+        parse(bytes, narrow, [&] { return random() % 30 + 1; });
+    };
+    for (const std::string& whole : responses) {
+        const Parsed outcome = all(whole, {1 << 20, 1 << 20});
+        require(!outcome.is_wrong && outcome.ends, "a whole response is understood");
+        for (std::size_t length = 0; length <= whole.size(); ++length) both(whole.substr(0, length));
+        for (int i = 0; i < 5000; ++i) {
+            const std::string bytes = broken(whole, random);
+            both(bytes);
+            both(bytes.substr(0, random() % (bytes.size() + 1)));
+            both(noise(random));
+            both(ok + "Transfer-Encoding: chunked" + end + noise(random));
+        }
+    }
+    require(right > 0 && wrong > 0, "some broken responses are understood, and some are not");
+    for (const char* size : {"ffffffffffffffff", "fffffffffffffffe", "10000000000000000", "-1", "+1", "0x1", "", " ", "00000000"}) {
+        both(ok + "Transfer-Encoding: chunked" + end + size + "\r\nab\r\n");
+    }
+    for (const char* size : {"18446744073709551615", "18446744073709551616", "-1", "+1", "", " ", "00"}) {
+        both(ok + "Content-Length: " + size + end + "ab");
     }
 }
 
@@ -172,6 +366,8 @@ void outlive() {
 
 int main() {
     translate_broken();
+    read_requests();
+    parse_responses();
     run_streams();
     outlive();
 }
