@@ -1,5 +1,7 @@
 """Log lines: plain text on a terminal, one JSON object a line elsewhere."""
 
+import asyncio
+import contextlib
 import functools
 import json
 import logging
@@ -16,26 +18,47 @@ _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime
 class _Lines(logging.StreamHandler[TextIO]):
     """Writes every line of the service, changed as `change_lines` says."""
 
-    change: Callable[[str], str] | None = None
+    change: Callable[[bytes], bytes] | None = None
 
     def format(self, record: logging.LogRecord) -> str:
-        return self._changed(super().format(record))
+        line = super().format(record)
+        # As stderr itself writes what is half a surrogate pair.
+        return line if self.change is None else self.change(line.encode(errors="backslashreplace")).decode()
 
-    def write(self, line: str) -> None:
-        """One that was formatted elsewhere."""
+    _flushes_in: asyncio.AbstractEventLoop | None = None
+
+    def write(self, line: bytes) -> None:
+        """One that was formatted elsewhere. In an event loop those of one turn leave together: to write is a system
+        call."""
+        if self.change is not None:
+            line = self.change(line)
         self.acquire()
         try:
-            self.stream.write(self._changed(line) + self.terminator)
-            self.stream.flush()
+            if (buffer := getattr(self.stream, "buffer", None)) is None:
+                self.stream.write(line.decode() + self.terminator)
+            else:
+                buffer.write(line + b"\n")
         except (OSError, ValueError):
             # What cannot be told must not end the request that it is about.
             pass
         finally:
             self.release()
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            self._flush()
+            return
+        if self._flushes_in is not loop:
+            self._flushes_in = loop
+            loop.call_soon(self._flush)
 
-    def _changed(self, line: str) -> str:
-        return line if self.change is None else self.change(line)
+    def _flush(self) -> None:
+        self._flushes_in = None
+        with contextlib.suppress(OSError, ValueError):
+            self.flush()
 
+
+_LEVELS = {level: logging.getLevelName(level).lower() for level in logging.getLevelNamesMapping().values()}
 
 _json_lines: _Lines | None = None
 """The handler of all lines, where they are JSON."""
@@ -46,7 +69,7 @@ class _JsonFormatter(logging.Formatter):
         fields = {k: v for k, v in record.__dict__.items() if k not in _STANDARD}
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
-        return _line(record.created, record.levelno, record.name, record.getMessage(), fields)
+        return _line(record.created, record.levelno, record.name, record.getMessage(), fields).decode()
 
 
 def event(logger: logging.Logger, level: int, message: str, fields: Mapping[str, Any]) -> None:
@@ -60,20 +83,20 @@ def event(logger: logging.Logger, level: int, message: str, fields: Mapping[str,
     _json_lines.write(_line(time.time(), level, logger.name, message, fields))
 
 
-def _line(at: float, level: int, logger: str, message: str, fields: Mapping[str, Any]) -> str:
+def _line(at: float, level: int, logger: str, message: str, fields: Mapping[str, Any]) -> bytes:
     second = int(at)
     line = {
         "time": f"{_second(second)}.{int((at - second) * 1000):03}Z",
-        "level": logging.getLevelName(level).lower(),
+        "level": _LEVELS.get(level) or logging.getLevelName(level).lower(),
         "logger": logger,
         "message": message,
         **fields,
     }
     try:
-        return orjson.dumps(line, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+        return orjson.dumps(line, default=str, option=orjson.OPT_NON_STR_KEYS)
     except TypeError:
         # Half a surrogate pair, an integer of more than 64 bits.
-        return json.dumps(line, default=str)
+        return json.dumps(line, default=str).encode()
 
 
 @functools.lru_cache(1)
@@ -96,7 +119,7 @@ def configure(level: str) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
-def change_lines(change: Callable[[str], str]) -> None:
+def change_lines(change: Callable[[bytes], bytes]) -> None:
     """Every line passes through `change` from now on, whatever wrote it."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, _Lines):

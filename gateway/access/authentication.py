@@ -90,7 +90,7 @@ class Access:
         if not sent:
             raise ApiError(401, f"There is no API key. {_HOW}", code="invalid_api_key", headers=_CHALLENGE)
         scheme, _, credentials = sent[0].partition(b" ")
-        key = keys.find(credentials.strip(b" ")) if len(sent) == 1 and scheme.lower() == b"bearer" else None
+        key = keys.find(credentials.strip(b" \t")) if len(sent) == 1 and scheme.lower() == b"bearer" else None
         if key is None:
             # Which of the reasons it is helps nobody but who guesses.
             raise ApiError(401, f"The API key is not valid. {_HOW}", code="invalid_api_key", headers=_CHALLENGE)

@@ -5,7 +5,9 @@ import re
 from service_base import logs
 
 # Also where it is cut off: any part of the secret behind the id.
-_KEY = re.compile(r"(gw-[0-9a-f]{8}-)[A-Za-z0-9_-]+")
+_KEY = re.compile(rb"(gw-[0-9a-f]{8}-)[A-Za-z0-9_-]+")
+
+_SHOWN = "\\1…".encode()
 
 
 def redact_logs() -> None:
@@ -13,5 +15,5 @@ def redact_logs() -> None:
     logs.change_lines(_redacted)
 
 
-def _redacted(line: str) -> str:
-    return _KEY.sub(r"\1…", line) if "gw-" in line else line
+def _redacted(line: bytes) -> bytes:
+    return _KEY.sub(_SHOWN, line) if b"gw-" in line else line

@@ -33,26 +33,38 @@ _MEAN_WEIGHT = 0.05
 _RETRY_AFTER = {"retry-after": "1"}
 
 
-@dataclass(slots=True, eq=False)
-class _Place:
-    """One request at the desk. `estimate` is what it is expected to take in tokens, `left` what of it is still to come;
-    `since` is from when on a token is waited for; `trial`: it is the one request of a half-open target."""
+class _Place(Ticket):
+    """One request at the desk, and in its queue. `estimate` is what it is expected to take in tokens, `left` what of it
+    is still to come; `since` is from when on a token is waited for; `trial`: it is the one request of a half-open
+    target; `is_open`: the queue let it in."""
 
-    owner: Owner
-    number: int
-    ask: Ask
-    model: str
-    ticket: Ticket
-    estimate: int
-    left: int
-    target: Target | None = None
-    tokens: int = 0
-    since: float = 0.0
-    trial: bool = False
-    was_moved: bool = False
-    is_told: bool = False
-    is_open: bool = False
-    """Whether the queue let it in."""
+    __slots__ = (
+        "ask",
+        "estimate",
+        "is_open",
+        "is_told",
+        "left",
+        "model",
+        "number",
+        "owner",
+        "since",
+        "target",
+        "tokens",
+        "trial",
+        "was_moved",
+    )
+
+    def __init__(self, owner: Owner, number: int, ask: Ask, model: str, estimate: int) -> None:
+        super().__init__(ask.key, ask.generations, ask.priority)
+        self.owner = owner
+        self.number = number
+        self.ask = ask
+        self.model = model
+        self.estimate = self.left = estimate
+        self.target: Target | None = None
+        self.tokens = 0
+        self.since = 0.0
+        self.trial = self.was_moved = self.is_told = self.is_open = False
 
 
 @dataclass(slots=True)
@@ -60,7 +72,7 @@ class _Loads:
     """What is known of one model across its instances. `mean` is that of recent answers in tokens; `parked` were let in
     while the only target tries one request."""
 
-    queue: FairQueue
+    queue: FairQueue[_Place]
     mean: float = _FIRST_MEAN
     parked: list[_Place] = field(default_factory=list)
 
@@ -91,7 +103,6 @@ class Desk:
         self._rates = Rates()
         self._models: dict[str, _Loads] = {}
         self._places: dict[tuple[Owner, int], _Place] = {}
-        self._by_ticket: dict[Ticket, _Place] = {}
         self._owners: list[Owner] = []
         self._published: State = {}
         self._turn = 0
@@ -140,10 +151,8 @@ class Desk:
             )
             owner.refused(number, error)
             return
-        ticket = Ticket(ask.key, ask.generations, ask.priority)
-        place = _Place(owner, number, ask, model, ticket, estimate, estimate)
-        self._places[owner, number] = self._by_ticket[ticket] = place
-        self._apply(loads, loads.queue.offer(ticket))
+        place = self._places[owner, number] = _Place(owner, number, ask, model, estimate)
+        self._apply(loads, loads.queue.offer(place))
 
     def abandon(self, owner: Owner, number: int) -> None:
         """A request that waits gives up. That it was granted in the same moment makes no difference."""
@@ -424,14 +433,12 @@ class Desk:
             loads = self._models[model] = _Loads(FairQueue(self._max_in_flight, self._max_waiting))
         return loads
 
-    def _apply(self, loads: _Loads, change: Change) -> None:
-        for ticket in change.refused:
-            place = self._by_ticket.pop(ticket)
+    def _apply(self, loads: _Loads, change: Change[_Place]) -> None:
+        for place in change.refused:
             del self._places[place.owner, place.number]
             self._rates.refund(place.ask.key, place.estimate)
             place.owner.refused(place.number, self._full(loads))
-        for ticket in change.admitted:
-            place = self._by_ticket[ticket]
+        for place in change.admitted:
             place.is_open = True
             self._put(loads, place)
 
@@ -479,13 +486,12 @@ class Desk:
 
     def _remove(self, place: _Place) -> None:
         del self._places[place.owner, place.number]
-        self._by_ticket.pop(place.ticket, None)
         self._release(place)
         loads = self._loads(place.model)
         if place in loads.parked:
             loads.parked.remove(place)
         queue = loads.queue
-        self._apply(loads, queue.leave(place.ticket) if place.is_open else queue.withdraw(place.ticket))
+        self._apply(loads, queue.leave(place) if place.is_open else queue.withdraw(place))
         if loads.parked:
             self._serve_parked(place.model)
 

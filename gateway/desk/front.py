@@ -144,6 +144,8 @@ class Lease:
 
     def leave(self, used: int) -> None:
         """`used`: tokens of prompt and answer together."""
+        # Which knows this lease in turn.
+        self._running = None
         self._front.left(self, used)
 
 
@@ -155,6 +157,7 @@ class Entry:
         self._number = number
         self._arrived = time.monotonic()
         self._decided: asyncio.Future[None] | None = None
+        self._on_decided: Callable[[], None] | None = None
         self._error: Exception | None = None
         self.lease: Lease | None = None
 
@@ -171,6 +174,17 @@ class Entry:
         except BaseException as error:
             self.cancel(error if isinstance(error, Exception) else RuntimeError("cancelled"))
             raise
+
+    def decided(self, then: Callable[[], None]) -> None:
+        """Call `then` when there is a lease or an `error`, once: `wait` for who is no task."""
+        self._on_decided = then
+        if self.lease is not None or self._error is not None:
+            self._wake()
+
+    @property
+    def error(self) -> Exception | None:
+        """The desk's refusal, or what `cancel` was given."""
+        return self._error
 
     def cancel(self, reason: Exception) -> None:
         """Give up waiting."""
@@ -191,6 +205,9 @@ class Entry:
     def _wake(self) -> None:
         if self._decided is not None and not self._decided.done():
             self._decided.set_result(None)
+        if self._on_decided is not None:
+            then, self._on_decided = self._on_decided, None
+            then()
 
 
 class Front:

@@ -12,7 +12,7 @@ priority (what a packet scheduler calls dropping from the longest queue). That m
 
 from collections import deque
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 
 @dataclass(slots=True, eq=False)
@@ -25,14 +25,17 @@ class Ticket:
     priority: int = 0
 
 
-class Change(NamedTuple):
+_Ticket = TypeVar("_Ticket", bound=Ticket)
+
+
+class Change(NamedTuple, Generic[_Ticket]):
     """What an event did to the tickets: who is admitted now, in order, and who may wait no longer."""
 
-    admitted: list[Ticket]
-    refused: list[Ticket]
+    admitted: list[_Ticket]
+    refused: list[_Ticket]
 
 
-class FairQueue:
+class FairQueue(Generic[_Ticket]):
     """One model's. `capacity`: generations that may be open at once; `max_waiting`: requests that may wait (0: none).
 
     `open` and `waiting` are how many there are of each now.
@@ -47,9 +50,9 @@ class FairQueue:
         self._turn_of: dict[str, int] = {}
         self._turns = 0
         # By priority and key; none is empty.
-        self._lanes: dict[tuple[int, str], deque[Ticket]] = {}
+        self._lanes: dict[tuple[int, str], deque[_Ticket]] = {}
 
-    def offer(self, ticket: Ticket) -> Change:
+    def offer(self, ticket: _Ticket) -> Change[_Ticket]:
         """A request arrives; it waits unless the change names it. One with more generations than `capacity` would never
         fit: the caller refuses it before."""
         assert 0 < ticket.generations <= self._capacity
@@ -67,7 +70,7 @@ class FairQueue:
         # The newcomer may be first, and the refused one may have held others back.
         return Change(self._admit_waiting(), refused)
 
-    def leave(self, ticket: Ticket) -> Change:
+    def leave(self, ticket: _Ticket) -> Change[_Ticket]:
         """An admitted request is over."""
         self.open -= ticket.generations
         left = self._open_of.pop(ticket.key) - ticket.generations
@@ -75,7 +78,7 @@ class FairQueue:
             self._open_of[ticket.key] = left
         return Change(self._admit_waiting(), [])
 
-    def withdraw(self, ticket: Ticket) -> Change:
+    def withdraw(self, ticket: _Ticket) -> Change[_Ticket]:
         """A waiting request gives up; it may have held others back."""
         self._take_out(ticket)
         return Change(self._admit_waiting(), [])
@@ -93,8 +96,8 @@ class FairQueue:
         self._turns += 1
         self._turn_of[ticket.key] = self._turns
 
-    def _admit_waiting(self) -> list[Ticket]:
-        admitted: list[Ticket] = []
+    def _admit_waiting(self) -> list[_Ticket]:
+        admitted: list[_Ticket] = []
         while self._lanes:
             ticket = self._lanes[min(self._lanes, key=self._order)][0]
             if not self._fits(ticket):
@@ -110,7 +113,7 @@ class FairQueue:
         priority, key = place
         return priority, self.open_of(key), self._turn_of.get(key, 0)
 
-    def _take_out(self, ticket: Ticket) -> None:
+    def _take_out(self, ticket: _Ticket) -> None:
         place = (ticket.priority, ticket.key)
         lane = self._lanes[place]
         lane.remove(ticket)
@@ -122,7 +125,7 @@ class FairQueue:
         """The place of the worst priority; among equals the one where most wait."""
         return max(self._lanes, key=lambda place: (place[0], len(self._lanes[place])))
 
-    def _worst_off(self, newcomer: Ticket) -> Ticket:
+    def _worst_off(self, newcomer: _Ticket) -> _Ticket:
         """Whom a full queue refuses: the newcomer, or one that waits."""
         if not self._lanes:
             return newcomer

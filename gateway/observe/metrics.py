@@ -109,6 +109,11 @@ relayed_tokens_total = _counter(
     "Tokens of streams that went to the client by the native relay; counted when a stream leaves it.",
     "model",
 )
+direct_requests_total = _counter(
+    "gateway_direct_requests",
+    "Requests that differed from earlier ones in nothing but their messages and took the short way to Triton.",
+    "model",
+)
 cancelled_total = _counter("gateway_cancelled_requests", "Requests whose client went away before the end.", *_WHERE)
 cancelled_tokens_total = _counter(
     "gateway_cancelled_completion_tokens", "Tokens of answers that their clients did not wait for.", *_WHERE

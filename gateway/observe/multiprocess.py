@@ -42,7 +42,20 @@ def settle() -> None:
         os.environ.pop(variable, None)
     if _joined is not None:
         os.environ[_VARIABLES[0]] = str(_joined)
-    values.ValueClass = values.get_value_class()  # type: ignore[no-untyped-call]
+        values.ValueClass = values.get_value_class()  # type: ignore[no-untyped-call]
+    else:
+        values.ValueClass = _Value
+
+
+class _Value(values.MutexValue):
+    """One that only the event loop's thread counts: others read it."""
+
+    def inc(self, amount: float) -> None:
+        self._value += amount
+
+    def get(self) -> float:
+        value: float = self._value
+        return value
 
 
 def worker_died(folder: Path, process: int) -> None:

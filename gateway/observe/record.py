@@ -11,19 +11,21 @@ no answer of a model.
 
 import functools
 import re
-import secrets
 import time
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import cached_property
+from typing import Any
 
-from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client import Counter, Gauge
 
 from gateway.access.authentication import OPEN_PATHS
 from gateway.access.keys import ANONYMOUS, Key
-from gateway.api.http import Event, Scope, Send
+from gateway.api.http import Event, Header, Scope, Send
+from gateway.new_id import new_id
 from gateway.observe import metrics
+from gateway.observe.metrics import TalliedHistogram
 from gateway.observe.trace_context import TraceContext, trace_context
 from gateway.openai.errors import ApiError
 
@@ -34,8 +36,6 @@ _SCOPE_KEY = "gateway.record"
 CLIENT_GONE = 499
 """The status of a request whose client went away before its answer was complete, as nginx counts it."""
 _TOO_MANY = 429
-
-_Metric = TypeVar("_Metric", bound=MetricWrapperBase)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,32 @@ class ServiceLevel:
 class Record:
     """Of one request. Made from the request's head."""
 
+    # What most requests never set costs nothing where it stands here.
+    key: Key = ANONYMOUS
+    model = ""
+    instance = ""
+    stream = False
+    constraint = ""
+    status = 0
+    error: ApiError | None = None
+    reason = ""
+    retries = 0
+    choices = 0
+    body_bytes = 0
+    prompt_tokens = 0
+    completion_tokens = 0
+    queue_seconds = connect_seconds = 0.0
+    parser_failures = 0
+    body_at = queued_at = sent_at = head_at = first_token_at = ended_at = 0.0
+    is_met: bool | None = None
+    """Whether it was within the service level, once finished; None for those that it is not asked of."""
+    span: Any = None
+    """Of `gateway.observe.tracing`, where that is on."""
+    _gaps = 0
+    _gap_sum = 0.0
+    _in_flight: Gauge | None = None
+    _meter: "Meter | None" = None
+
     def __init__(self, scope: Scope) -> None:
         self.started_at = time.monotonic()
         self.started_ns = time.time_ns()
@@ -59,26 +85,13 @@ class Record:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.is_probe = self.path in OPEN_PATHS
-        self.key: Key = ANONYMOUS
-        self.model = ""
-        self.instance = ""
-        self.stream = False
-        self.constraint = ""
-        self.status = 0
-        self.error: ApiError | None = None
-        self.reason = ""
-        self.retries = 0
-        self.choices = 0
-        self.body_bytes = 0
-        self.prompt_tokens = 0
-        self.completion_tokens = 0
-        self.queue_seconds = self.connect_seconds = 0.0
-        self.parser_failures = 0
-        self.body_at = self.queued_at = self.sent_at = self.head_at = self.first_token_at = self.ended_at = 0.0
         self._last: list[float] = []
         self._tally: list[int] = []
-        self._gap_sum = 0.0
-        self._in_flight: Any = None
+
+    @property
+    def header(self) -> Header:
+        """That names the request in its answer."""
+        return REQUEST_ID_HEADER, self.request_id.encode()
 
     # Marks, in the order in which they come.
 
@@ -95,32 +108,43 @@ class Record:
         self.choices = generations
         self._last = [0.0] * generations
         self._tally = [0] * (len(metrics.GAPS) + 1)
-        _child(metrics.queue_wait_seconds, self.model, instance, self.key.name).observe(queue_seconds)
+        self._meter = meter(self.model, instance, self.key.name)
+        self._meter.queue_wait.observe(queue_seconds)
         self._count_in_flight()
+
+    def went_directly(self) -> None:
+        """Its form was known, and it was sent without a task."""
+        assert self._meter is not None
+        self._meter.direct.inc()
 
     def moved(self, instance: str) -> None:
         """It is tried again, at another instance."""
-        _child(metrics.retries_total, self.model, self.instance).inc()
+        metrics.retries_total.labels(self.model, self.instance).inc()
         self.retries += 1
         self.sent_at = time.monotonic()
         # What came of a lost answer is no beginning of the next one.
         self._last = [0.0] * self.choices
         self._leave()
         self.instance = instance
+        self._meter = meter(self.model, instance, self.key.name)
         self._count_in_flight()
 
     def sent(self) -> None:
-        """Rendered, and on its way to Triton."""
+        """Rendered, and on its way to Triton. Only the first time counts."""
+        if self.sent_at:
+            return
         self.sent_at = time.monotonic()
-        _child(metrics.render_seconds, self.model).observe(self.sent_at - self.body_at - self.queue_seconds)
+        assert self._meter is not None
+        self._meter.render.observe(self.sent_at - self.body_at - self.queue_seconds)
 
     def admitted(self, connect_seconds: float) -> None:
         """The engine's first response has come. `connect_seconds`: 0.0 for a connection that was there already."""
         self.head_at = time.monotonic()
         self.connect_seconds = connect_seconds
         if connect_seconds:
-            _child(metrics.upstream_connect_seconds, self.instance).observe(connect_seconds)
-        _child(metrics.upstream_head_seconds, self.model, self.instance).observe(self.head_at - self.sent_at)
+            metrics.upstream_connect_seconds.labels(self.instance).observe(connect_seconds)
+        assert self._meter is not None
+        self._meter.head.observe(self.head_at - self.sent_at)
 
     def tokens(self, choice: int, count: int, now: float) -> None:
         """So many tokens of a choice, in one read."""
@@ -129,12 +153,12 @@ class Record:
         if last:
             gap = now - last
             self._tally[bisect_left(metrics.GAPS, gap / count)] += count
+            self._gaps += count
             self._gap_sum += gap
         elif not self.first_token_at:
             self.first_token_at = now
-            _child(metrics.time_to_first_token_seconds, self.model, self.instance, self.key.name).observe(
-                now - self.body_at
-            )
+            assert self._meter is not None
+            self._meter.first_token.observe(now - self.body_at)
 
     def last_tokens_at(self, choice: int) -> float:
         """0.0 before the first."""
@@ -144,8 +168,9 @@ class Record:
         """Tokens of a choice that came after its first by another way, counted there as `tokens` does it."""
         self._tally = [mine + theirs for mine, theirs in zip(self._tally, tally, strict=True)]
         self._gap_sum += gap_sum
+        self._gaps += sum(tally)
         self._last[choice] = last
-        _child(metrics.relayed_tokens_total, self.model).inc(sum(tally))
+        metrics.relayed_tokens_total.labels(self.model).inc(sum(tally))
 
     def ended(self, reason: str) -> None:
         """A choice came to a proper end, for this reason of the engine."""
@@ -161,26 +186,26 @@ class Record:
             return
         if not self.reason or self.error is not None or self.status == CLIENT_GONE:
             self.reason = self._improper_end()
-        where = (self.model, self.instance, self.key.name)
-        _child(metrics.requests_total, *where, str(self.status), self.reason).inc()
+        of = self._meter or meter(self.model, self.instance, self.key.name)
+        of.ends(self.status, self.reason).requests.inc()
         if self.error is not None:
             kind = self.error.code or f"status_{self.error.status}"
             if self.error.status < 500:
-                _child(metrics.refused_total, self.model, kind).inc()
+                metrics.refused_total.labels(self.model, kind).inc()
             else:
-                _child(metrics.errors_total, *where, kind).inc()
+                metrics.errors_total.labels(*of.where, kind).inc()
         if self.choices:
-            self._finish_answer(where)
-        if (met := self.met(level)) is not None:
-            _child(metrics.slo_requests_total, *where).inc()
-            if met:
-                _child(metrics.slo_met_total, *where).inc()
+            self._finish_answer(of)
+        self.is_met = self.met(level)
+        if self.is_met is not None:
+            of.slo_requests.inc()
+            if self.is_met:
+                of.slo_met.inc()
         self._leave()
 
     def mean_itl(self) -> float | None:
         """Seconds between tokens, in the mean over all choices; `None` before any choice has two."""
-        count = sum(self._tally)
-        return self._gap_sum / count if count else None
+        return self._gap_sum / self._gaps if self._gaps else None
 
     def ttft(self) -> float | None:
         """Seconds from the request's last byte to the first token."""
@@ -206,19 +231,23 @@ class Record:
             return ""
         return "refused" if self.error.status < 500 else "error"
 
-    def _finish_answer(self, where: tuple[str, str, str]) -> None:
-        _child(metrics.request_seconds, *where, self.reason).observe(self.ended_at - self.body_at)
-        _child(metrics.prompt_tokens_total, *where, self.reason).inc(self.prompt_tokens)
-        _child(metrics.completion_tokens_total, *where, self.reason).inc(self.completion_tokens)
-        _child(metrics.inter_token_latency_seconds, *where).add(self._tally, self._gap_sum)
+    def _finish_answer(self, of: "Meter") -> None:
+        ends = of.ends(self.status, self.reason)
+        ends.seconds.observe(self.ended_at - self.body_at)
+        ends.prompt_tokens.inc(self.prompt_tokens)
+        ends.completion_tokens.inc(self.completion_tokens)
+        gaps = of.gaps
+        if self._gaps:
+            gaps.add(self._tally, self._gap_sum)
         if self.parser_failures:
-            _child(metrics.parser_failures_total, self.model).inc(self.parser_failures)
+            metrics.parser_failures_total.labels(self.model).inc(self.parser_failures)
         if self.reason == "cancelled":
-            _child(metrics.cancelled_total, *where).inc()
-            _child(metrics.cancelled_tokens_total, *where).inc(self.completion_tokens)
+            metrics.cancelled_total.labels(*of.where).inc()
+            metrics.cancelled_tokens_total.labels(*of.where).inc(self.completion_tokens)
 
     def _count_in_flight(self) -> None:
-        self._in_flight = _child(metrics.in_flight, self.model, self.instance, self.key.name)
+        assert self._meter is not None
+        self._in_flight = self._meter.in_flight
         self._in_flight.inc(self.choices)
 
     def _leave(self) -> None:
@@ -234,33 +263,100 @@ def record_of(scope: Scope) -> Record:
     return record
 
 
-def begin(scope: Scope, send: Send) -> tuple[Record, Send]:
-    """A request arrives. Its answer is sent with what is returned: it names the request."""
-    record = scope[_SCOPE_KEY] = Record(scope)
-    header = (REQUEST_ID_HEADER, record.request_id.encode())
+def begin(scope: Scope, record: Record) -> None:
+    """`record` is that of the request of `scope`."""
+    scope[_SCOPE_KEY] = record
 
-    def named(event: Event) -> Any:
+
+def named(record: Record, send: Send) -> Send:
+    """What is sent with it names the request, and `record` notes its status."""
+
+    def send_named(event: Event) -> Any:
         if event["type"] == "http.response.start":
             record.status = event["status"]
-            event["headers"] = [*event.get("headers", ()), header]
+            event["headers"] = [*event.get("headers", ()), record.header]
         return send(event)
 
-    return record, named
+    return send_named
 
 
 def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
     """The client's, where there is one and it can stand in a header and a log line; otherwise a new one."""
     for name, value in headers:
         if name == REQUEST_ID_HEADER:
-            return value.decode() if _REQUEST_ID.fullmatch(value) else secrets.token_hex(16)
-    return secrets.token_hex(16)
+            return value.decode() if _REQUEST_ID.fullmatch(value) else new_id()
+    return new_id()
 
 
-# One look into a dict in place of a lock, a tuple of strings and a look into a dict: about a microsecond each.
-@functools.cache
-def _children(metric: MetricWrapperBase, *labels: str) -> MetricWrapperBase:
-    return metric.labels(*labels)
+class Meter:
+    """The metrics of one model at one instance for one key: to find them by their labels costs more than to count. Each
+    is there once something is counted."""
+
+    def __init__(self, *where: str) -> None:
+        self.where = where
+        self._ends: dict[tuple[int, str], Ends] = {}
+
+    @cached_property
+    def queue_wait(self) -> TalliedHistogram:
+        return metrics.queue_wait_seconds.labels(*self.where)
+
+    @cached_property
+    def in_flight(self) -> Gauge:
+        return metrics.in_flight.labels(*self.where)
+
+    @cached_property
+    def render(self) -> TalliedHistogram:
+        return metrics.render_seconds.labels(self.where[0])
+
+    @cached_property
+    def direct(self) -> Counter:
+        return metrics.direct_requests_total.labels(self.where[0])
+
+    @cached_property
+    def head(self) -> TalliedHistogram:
+        return metrics.upstream_head_seconds.labels(*self.where[:2])
+
+    @cached_property
+    def first_token(self) -> TalliedHistogram:
+        return metrics.time_to_first_token_seconds.labels(*self.where)
+
+    @cached_property
+    def gaps(self) -> TalliedHistogram:
+        return metrics.inter_token_latency_seconds.labels(*self.where)
+
+    @cached_property
+    def slo_requests(self) -> Counter:
+        return metrics.slo_requests_total.labels(*self.where)
+
+    @cached_property
+    def slo_met(self) -> Counter:
+        return metrics.slo_met_total.labels(*self.where)
+
+    def ends(self, status: int, reason: str) -> "Ends":
+        found = self._ends.get((status, reason))
+        if found is None:
+            found = self._ends[status, reason] = Ends(self.where, str(status), reason)
+        return found
 
 
-def _child(metric: _Metric, *labels: str) -> _Metric:
-    return _children(metric, *labels)  # type: ignore[return-value]
+class Ends:
+    """Of a `Meter`: what is counted by the way that requests end."""
+
+    def __init__(self, where: tuple[str, ...], status: str, reason: str) -> None:
+        self._of_answers = (*where, reason)
+        self.requests = metrics.requests_total.labels(*where, status, reason)
+
+    @cached_property
+    def seconds(self) -> TalliedHistogram:
+        return metrics.request_seconds.labels(*self._of_answers)
+
+    @cached_property
+    def prompt_tokens(self) -> Counter:
+        return metrics.prompt_tokens_total.labels(*self._of_answers)
+
+    @cached_property
+    def completion_tokens(self) -> Counter:
+        return metrics.completion_tokens_total.labels(*self._of_answers)
+
+
+meter = functools.cache(Meter)

@@ -5,7 +5,7 @@ field. A field that says nothing is left out.
 import logging
 from typing import Any
 
-from gateway.observe.record import Record, ServiceLevel
+from gateway.observe.record import Record
 from service_base.logs import event
 
 _log = logging.getLogger("gateway.request")
@@ -13,15 +13,16 @@ _log = logging.getLogger("gateway.request")
 _PATH_CHARACTERS = 200
 
 
-def write(record: Record, level: ServiceLevel) -> None:
+def write(record: Record) -> None:
     """Probes and scrapes come every few seconds and are told at level debug."""
     severity = logging.DEBUG if record.is_probe else logging.INFO
     if _log.isEnabledFor(severity):
-        event(_log, severity, "request", fields(record, level))
+        event(_log, severity, "request", fields(record))
 
 
-def fields(record: Record, level: ServiceLevel) -> dict[str, Any]:
+def fields(record: Record) -> dict[str, Any]:
     """Times are in seconds, from the request's last byte on, unless they say otherwise."""
+    error, body_at, trace = record.error, record.body_at, record.trace
     said: dict[str, Any] = {
         "request_id": record.request_id,
         "method": record.method,
@@ -31,11 +32,11 @@ def fields(record: Record, level: ServiceLevel) -> dict[str, Any]:
         "model": record.model,
         "instance": record.instance,
         "reason": record.reason,
-        "error": record.error and (record.error.code or f"status_{record.error.status}"),
+        "error": error and (error.code or f"status_{error.status}"),
         "constraint": record.constraint,
         "retries": record.retries,
-        "trace_id": record.trace and record.trace.trace_id,
-        "total": round(record.ended_at - (record.body_at or record.started_at), 6),
+        "trace_id": trace and trace.trace_id,
+        "total": round(record.ended_at - (body_at or record.started_at), 6),
     }
     if record.choices:
         said |= {
@@ -50,9 +51,9 @@ def fields(record: Record, level: ServiceLevel) -> dict[str, Any]:
             "head": _after(record, record.head_at),
             "first_token": _after(record, record.first_token_at),
             "mean_itl": _rounded(record.mean_itl()),
-            "slo_met": record.met(level),
+            "slo_met": record.is_met,
         }
-    return {name: value for name, value in said.items() if value not in (None, "")}
+    return {name: value for name, value in said.items() if value is not None and value != ""}
 
 
 def _after(record: Record, mark: float) -> float | None:

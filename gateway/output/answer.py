@@ -57,6 +57,10 @@ class Message:
         return [Call(start.id, start.name, "".join(arguments)) for start, arguments in self._calls]
 
 
+_NOTHING = Message()
+"""What is made of a text that is nothing but content."""
+
+
 class Answer:
     """One choice. `index` is its number among all choices, `prompt` that of its prompt; `parser` makes a
     message of the text, where it is more than content; `thinking` tells its tokens apart, where they are known.
@@ -77,7 +81,7 @@ class Answer:
         self.prompt = prompt
         self.parser = parser
         self.thinking = thinking
-        self.message = Message()
+        self.message = _NOTHING if parser is None else Message()
         self.events: list[Event] = []
         """What the last response, or the end, made certain of the message."""
         self._parts: list[str] | None = [] if keeps_text else None

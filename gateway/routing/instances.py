@@ -4,11 +4,11 @@ A *target* is one model on one instance. The table is filled by the desk (`gatew
 its own has a copy of what does not change with every request (`Table.snapshot`). Values only, no I/O.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.routing.health import Health, State
+from gateway.routing.health import OPEN, Health, State
 from gateway.triton.contract import Backend, ModelContract
 
 NOT_YET = "no Triton server answered yet"
@@ -35,7 +35,8 @@ class Target:
 
     @property
     def takes(self) -> bool:
-        return self.health.takes and not self.instance.is_closed
+        instance = self.instance
+        return self.health.takes and not (instance.draining or instance.removed)
 
     @property
     def reason(self) -> str:
@@ -78,19 +79,27 @@ class Table:
         self.instances: dict[str, Instance] = {}
         self.models: set[str] = set()
 
-    def targets(self, model: str) -> Iterator[Target]:
+    def targets(self, model: str) -> list[Target]:
         if model not in self.models:
-            return
-        for instance in self.instances.values():
-            if target := instance.targets.get(model):
-                yield target
+            return []
+        return [target for instance in self.instances.values() if (target := instance.targets.get(model)) is not None]
 
     def is_ready(self, model: str) -> bool:
-        return any(target.is_open for target in self.targets(model))
+        return self._open(model) is not None
 
     def contract(self, model: str) -> ModelContract | None:
         """What the model takes where it can be asked now."""
-        return next((target.contract for target in self.targets(model) if target.is_open), None)
+        target = self._open(model)
+        return None if target is None else target.contract
+
+    def _open(self, model: str) -> Target | None:
+        # Asked several times for every request.
+        if model in self.models:
+            for instance in self.instances.values():
+                target = instance.targets.get(model)
+                if target is not None and target.health.state in OPEN and not (instance.draining or instance.removed):
+                    return target
+        return None
 
     def why_not_ready(self, model: str) -> str:
         """In the words of the first instance that has a reason of its own, without a full stop."""

@@ -19,6 +19,8 @@ def choose(
     failed once (`is_retry`) it comes last.
     """
     fit = [target for target in targets if target.takes and target.instance.name not in exclude]
+    if len(fit) == 1:
+        return fit[0]
     return min(
         fit,
         key=lambda target: (

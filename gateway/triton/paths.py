@@ -5,6 +5,7 @@ otherwise; until the first hello has come, requests go the other way and have th
 """
 
 import asyncio
+import functools
 from collections.abc import Mapping
 
 from gateway.observe import metrics
@@ -43,7 +44,7 @@ class Paths:
         400 as `request_body` does."""
         subscription = self._subscription(model, contract, batched_egress)
         path = "per_request" if subscription is None else "batched"
-        metrics.generations_total.labels(model, self._instance, path).inc()
+        _counter(model, self._instance, path).inc()
         where = self._instance, self._connections, model
         if subscription is None:
             body = request_body(contract.backend, request, context_len)
@@ -53,6 +54,24 @@ class Paths:
         body = request_body(contract.backend, request._replace(inputs=inputs), context_len)
         of_stream = subscription, number, buffer_bytes
         return BatchedGeneration(*where, contract, body, request.outputs, places, counter, headers, *of_stream)
+
+    def by_itself(
+        self,
+        model: str,
+        contract: ModelContract,
+        body: bytes,
+        places: Mapping[str, str],
+        counter: Counter,
+        headers: bytes,
+        batched_egress: BatchedEgress,
+    ) -> Generation | None:
+        """One without JSON outputs whose tokens come by its own stream, of a body that `request_body` made; None where
+        they are to come by the subscription. As `generation`."""
+        if self._subscription(model, contract, batched_egress) is not None:
+            return None
+        _counter(model, self._instance, "per_request").inc()
+        where = self._instance, self._connections, model
+        return Generation(*where, contract.backend, body, (), places, counter, headers)
 
     async def close(self) -> None:
         """For good: whatever is open is closed."""
@@ -74,3 +93,7 @@ class Paths:
             subscription = self._subscriptions[model] = Subscription(self._instance, self._connections, model)
         subscription.want(contract)
         return subscription if subscription.is_usable or setting == "always" else None
+
+
+# Found by its labels for every request it would cost a microsecond.
+_counter = functools.cache(metrics.generations_total.labels)

@@ -83,7 +83,7 @@ def whole_record() -> Record:
 
 
 def test_every_field_of_a_request_s_log_line_is_documented(whole_record: Record) -> None:
-    assert cells("Logs") == set(request_log.fields(whole_record, ServiceLevel()))
+    assert cells("Logs") == set(request_log.fields(whole_record))
 
 
 def flags_of(parser: argparse.ArgumentParser) -> Iterator[str]:

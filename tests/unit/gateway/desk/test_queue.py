@@ -10,7 +10,7 @@ from gateway.desk.queue import Change, FairQueue, Ticket
 
 
 def test_there_is_room_and_then_there_is_none() -> None:
-    queue = FairQueue(capacity=2, max_waiting=1)
+    queue = FairQueue[Ticket](capacity=2, max_waiting=1)
     first, second, third, fourth = (Ticket("a", 1) for _ in range(4))
     assert queue.offer(first) == Change([first], [])
     assert queue.offer(second) == Change([second], [])
@@ -24,7 +24,7 @@ def test_there_is_room_and_then_there_is_none() -> None:
 
 
 def test_without_waiting_places_who_does_not_fit_is_refused() -> None:
-    queue = FairQueue(capacity=3, max_waiting=0)
+    queue = FairQueue[Ticket](capacity=3, max_waiting=0)
     queue.offer(Ticket("a", 2))
     large, small = Ticket("b", 2), Ticket("b", 1)
     assert queue.offer(large) == Change([], [large])
@@ -32,7 +32,7 @@ def test_without_waiting_places_who_does_not_fit_is_refused() -> None:
 
 
 def test_the_better_priority_is_first_whoever_came_first() -> None:
-    queue = FairQueue(1, 10)
+    queue = FairQueue[Ticket](1, 10)
     queue.offer(running := Ticket("a", 1))
     late, early, urgent = Ticket("a", 1, 5), Ticket("b", 1, 0), Ticket("c", 1, -1)
     for ticket in (late, early, urgent):
@@ -48,7 +48,7 @@ def test_the_better_priority_is_first_whoever_came_first() -> None:
 
 
 def test_a_flood_of_one_key_does_not_keep_another_waiting() -> None:
-    queue = FairQueue(4, 100)
+    queue = FairQueue[Ticket](4, 100)
     flood = [Ticket("flood", 1) for _ in range(50)]
     for ticket in flood:
         queue.offer(ticket)
@@ -63,7 +63,7 @@ def test_a_flood_of_one_key_does_not_keep_another_waiting() -> None:
 
 
 def test_keys_take_turns_where_only_one_may_be_open() -> None:
-    queue = FairQueue(1, 100)
+    queue = FairQueue[Ticket](1, 100)
     queue.offer(running := Ticket("a", 1))
     for key in "aabbcc":
         queue.offer(Ticket(key, 1))
@@ -75,7 +75,7 @@ def test_keys_take_turns_where_only_one_may_be_open() -> None:
 
 
 def test_a_large_request_at_its_turn_is_not_passed_by_small_ones() -> None:
-    queue = FairQueue(4, 10)
+    queue = FairQueue[Ticket](4, 10)
     running = [Ticket("a", 1) for _ in range(4)]
     for ticket in running:
         queue.offer(ticket)
@@ -89,7 +89,7 @@ def test_a_large_request_at_its_turn_is_not_passed_by_small_ones() -> None:
 
 
 def test_one_that_gives_up_makes_way_for_those_that_it_held_back() -> None:
-    queue = FairQueue(4, 10)
+    queue = FairQueue[Ticket](4, 10)
     queue.offer(Ticket("a", 3))
     large, small = Ticket("b", 4), Ticket("c", 1)
     queue.offer(large)
@@ -98,7 +98,7 @@ def test_one_that_gives_up_makes_way_for_those_that_it_held_back() -> None:
 
 
 def test_a_full_queue_refuses_the_key_that_has_most_waiting() -> None:
-    queue = FairQueue(1, 4)
+    queue = FairQueue[Ticket](1, 4)
     queue.offer(Ticket("flood", 1))
     flood = [Ticket("flood", 1) for _ in range(4)]
     for ticket in flood:
@@ -110,7 +110,7 @@ def test_a_full_queue_refuses_the_key_that_has_most_waiting() -> None:
 
 
 def test_a_full_queue_refuses_the_worst_priority() -> None:
-    queue = FairQueue(1, 2)
+    queue = FairQueue[Ticket](1, 2)
     queue.offer(Ticket("a", 1))
     queue.offer(good := Ticket("a", 1, 0))
     queue.offer(bad := Ticket("b", 1, 3))
@@ -129,12 +129,12 @@ _TICKETS = st.builds(Ticket, st.sampled_from("abcd"), st.integers(1, 5), st.samp
 def test_no_request_is_lost_and_no_room_is_left_unused(
     tickets: list[Ticket], capacity: int, max_waiting: int, chance: random.Random
 ) -> None:
-    queue = FairQueue(capacity, max_waiting)
+    queue = FairQueue[Ticket](capacity, max_waiting)
     running: list[Ticket] = []
     waiting: list[Ticket] = []
     over: list[Ticket] = []
 
-    def apply(change: Change) -> None:
+    def apply(change: Change[Ticket]) -> None:
         for ticket in change.admitted:
             waiting.remove(ticket)
             running.append(ticket)
@@ -169,7 +169,7 @@ def test_no_request_is_lost_and_no_room_is_left_unused(
 
 @given(st.integers(2, 6), st.integers(1, 3), st.integers(0, 9), st.randoms(use_true_random=False))
 def test_keys_that_always_want_more_get_equal_shares(keys: int, size: int, room: int, chance: random.Random) -> None:
-    queue = FairQueue(size + room, 10_000)
+    queue = FairQueue[Ticket](size + room, 10_000)
     running: list[Ticket] = []
     arrivals = [key for key in "abcdef"[:keys] for _ in range(200)]
     chance.shuffle(arrivals)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.access.keys import Key
 from gateway.observe import metrics, request_log
-from gateway.observe.record import CLIENT_GONE, Record, ServiceLevel, begin, record_of
+from gateway.observe.record import CLIENT_GONE, Record, ServiceLevel, begin, named, record_of
 from gateway.openai.errors import ApiError, bad_request, unavailable
 
 ANY = ServiceLevel()
@@ -196,7 +196,8 @@ def test_the_log_line_says_what_is_known_and_no_more() -> None:
     record.request_id = "id"
     record.started_at, record.queued_at, record.sent_at, record.head_at = 99.5, 100.25, 100.3, 100.5
     record.ended_at = 102.0
-    assert request_log.fields(record, ServiceLevel(ttft=5)) == {
+    record.is_met = record.met(ServiceLevel(ttft=5))
+    assert request_log.fields(record) == {
         "request_id": "id", "method": "POST", "path": "/v1/completions", "status": 200, "key": "a", "model": "m",
         "instance": "i", "reason": "stop", "retries": 0, "total": 2.0, "stream": True, "choices": 1,
         "prompt_tokens": 7, "completion_tokens": 6, "queue": 0.25, "sent": 0.3, "connect": 0.0, "head": 0.5,
@@ -205,7 +206,7 @@ def test_the_log_line_says_what_is_known_and_no_more() -> None:
     refused = made("/" + "x" * 1000)
     refused.request_id, refused.started_at, refused.ended_at, refused.status = "id", 1.0, 1.5, 400
     refused.error = bad_request("No, and why.", "messages[0]", "invalid_value")
-    line = request_log.fields(refused, ANY)
+    line = request_log.fields(refused)
     assert line["error"] == "invalid_value"
     assert line["total"] == 0.5
     assert len(line["path"]) == 200
@@ -219,12 +220,15 @@ def test_the_answer_names_the_request_and_its_status_is_noted() -> None:
         sent.append(event)
 
     scope = {"type": "http", "method": "GET", "path": "/", "headers": [(b"x-request-id", b"mine")]}
-    record, named = begin(scope, send)
+    record = made()
+    record.request_id = "mine"
+    begin(scope, record)
     assert record_of(scope) is record
+    send_named = named(record, send)
 
     async def answer() -> None:
-        await named({"type": "http.response.start", "status": 404, "headers": [(b"a", b"b")]})
-        await named({"type": "http.response.body", "body": b"x"})
+        await send_named({"type": "http.response.start", "status": 404, "headers": [(b"a", b"b")]})
+        await send_named({"type": "http.response.body", "body": b"x"})
 
     asyncio.run(answer())
     assert record.status == 404
