@@ -25,6 +25,8 @@ from gateway.api.admin_models import model_routes
 from gateway.api.aside import switch_early
 from gateway.api.chat import Chat
 from gateway.api.completions import Completions
+from gateway.api.direct import ChatForm, Direct
+from gateway.api.forms import Forms
 from gateway.api.generate import GenerateRoute
 from gateway.api.http import Receive, Scope, Send, send_error
 from gateway.api.relay import Relay
@@ -33,10 +35,12 @@ from gateway.checker import Checker
 from gateway.checker_lane import CannotStart
 from gateway.desk.link import RemoteDesk
 from gateway.desk.local import LocalDesk
-from gateway.models import BROKEN, ServedModel, named, not_ready
-from gateway.observe import instances, loop, multiprocess, request_log
+from gateway.models import BROKEN, ServedModel, not_ready
+from gateway.models import named as model_named
+from gateway.observe import instances, loop, multiprocess
 from gateway.observe.metrics import REGISTRY
-from gateway.observe.record import ServiceLevel, begin, record_of
+from gateway.observe.record import ServiceLevel, begin, named, record_of
+from gateway.observe.requests import Requests
 from gateway.observe.tracing import Tracing
 from gateway.openai.errors import ApiError, bad_request
 from gateway.openai.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
@@ -68,8 +72,8 @@ class Gateway:
         self._settings = settings
         self._worker = worker
         self.access = Access(settings.keys_file)
-        self._level = ServiceLevel(settings.slo_ttft, settings.slo_itl)
         self._tracing = Tracing(settings.otlp_endpoint) if settings.otlp_endpoint else None
+        self._requests = Requests(ServiceLevel(settings.slo_ttft, settings.slo_itl), self._tracing)
         self._desk = remote or LocalDesk(settings, source)
         self.models = self._desk.served
         self._front = self._desk.front
@@ -78,9 +82,15 @@ class Gateway:
         self._checker = Checker()
         self._relay = Relay()
         shared = (settings, self.models, self._front, self._checker, self._relay)
+        forms = Forms[ChatForm](_CHAT, settings.max_body_bytes)
+        chat = GenerateRoute(Chat(), *shared, forms)
+        self.direct = Direct(
+            chat, forms, settings.request_timeout, self.models, self._front, self.access, self._requests, self._relay
+        )
+        """What the server may hand requests of known forms to, past `__call__`."""
         tokenization = Tokenization(settings, self.models)
         self._ahead: dict[str, Callable[[Scope, Receive, Send], Awaitable[None]]] = {
-            _CHAT: GenerateRoute(Chat(), *shared),
+            _CHAT: chat,
             _COMPLETIONS: GenerateRoute(Completions(), *shared),
             _TOKENIZE: tokenization.tokenize,
             _DETOKENIZE: tokenization.detokenize,
@@ -91,8 +101,9 @@ class Gateway:
         if scope["type"] != "http":
             await self._rest(scope, receive, send)
             return
-        record, send = begin(scope, send)
-        span = None if self._tracing is None or record.is_probe else self._tracing.begin(record)
+        record = self._requests.begin(scope)
+        begin(scope, record)
+        send = named(record, send)
         try:
             record.key = self.access.authenticate(scope)
             route = self._ahead.get(scope["path"]) if scope["method"] == "POST" else None
@@ -101,10 +112,7 @@ class Gateway:
             record.error = error
             await send_error(send, error)
         finally:
-            record.finish(self._level)
-            request_log.write(record, self._level)
-            if self._tracing is not None and span is not None:
-                self._tracing.finish(record, span)
+            self._requests.end(record)
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
@@ -209,7 +217,7 @@ class Gateway:
 
         @app.get("/v1/models/{name:path}", summary="One served model", responses=document.ONE_MODEL)
         async def model(name: str, request: Request) -> dict[str, Any]:
-            found = named(self.models, name, record_of(request.scope).key)
+            found = model_named(self.models, name, record_of(request.scope).key)
             ready = self._ready_version(name)
             if ready is None:
                 raise not_ready(name, self.table.why_not_ready(found.triton_model))

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from gateway.api.generate import Check, Translation, from_first_token, json_outputs, stop_reason, token_bytes
+from gateway.api.generate import Again, Check, Translation, from_first_token, json_outputs, stop_reason, token_bytes
 from gateway.models import ServedModel
 from gateway.openai import sse
 from gateway.openai.errors import bad_request
@@ -27,6 +27,8 @@ from gateway.translate.tool_choice import ToolUse, calls_constraint, tool_use, w
 from gateway.triton.contract import Backend, Delta, ModelContract
 
 _T = TypeVar("_T")
+_NO_TOOLS = tool_use(None, None, None)
+_NO_OPTIONS = StreamOptions()
 _PLACES = {"prompt": "messages", "logprobs": "top_logprobs", "extra_args": "vllm_xargs", **PLACES}
 
 
@@ -113,6 +115,33 @@ class Chat:
         if of_text is not None and (model.output.reasoning_parser is not None or model.output.is_harmony):
             _bind_after_thinking(translation, model, contract, prompt.text)
         return translation
+
+    def without_messages(self, request: ChatRequest) -> ChatRequest:
+        return request.model_copy(update={"messages": []})
+
+    def again(
+        self, request: ChatRequest, model: ServedModel, contract: ModelContract, translation: Translation
+    ) -> Again | None:
+        says_more = request.tools or request.tool_choice is not None or request.constraints is not None
+        repeats = request.echo or request.continue_final_message or request.return_prompt_text
+        thinks = model.output.reasoning_parser is not None or model.output.is_harmony
+        if says_more or repeats or thinks or translation.constraint is not None:
+            return None
+        render = model.chat_template().of_texts(
+            add_generation_prompt=request.add_generation_prompt,
+            documents=request.documents,
+            reasoning_effort=request.reasoning_effort,
+            chat_template_kwargs=request.chat_template_kwargs,
+        )
+        bos = model.added_bos if contract.backend is Backend.STOCK and not request.add_special_tokens else ""
+        add_special_tokens, outputs, places = translation.add_special_tokens, translation.outputs, translation.places
+        warnings, sampling = translation.warnings, translation.sampling
+        writer = partial(_Writer, request, model, "", _NO_TOOLS)
+
+        def translate(prompt: str) -> Translation:
+            return Translation([prompt], add_special_tokens, outputs, places, writer, warnings, sampling=sampling)
+
+        return Again(lambda messages: render(messages).removeprefix(bos), translate, writer)
 
 
 def _without_effect(request: ChatRequest, model: ServedModel, needs_special_tokens: bool) -> list[str]:
@@ -257,7 +286,7 @@ class _Writer:
     def __init__(
         self, request: ChatRequest, model: ServedModel, prompt: str, use: ToolUse, answer_id: str, created: int
     ) -> None:
-        options = request.stream_options or StreamOptions()
+        options = request.stream_options or _NO_OPTIONS
         self._identity = answer_id, created, request.model
         self._events = sse.ChatStream(
             *self._identity,

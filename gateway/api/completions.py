@@ -36,6 +36,14 @@ class Completions:
         # Past the model, which nobody else may change.
         vars(request)["prompt"] = ""
 
+    def again(
+        self, request: CompletionRequest, model: ServedModel, contract: ModelContract, translation: Translation
+    ) -> None:
+        """They have no messages."""
+
+    def without_messages(self, request: CompletionRequest) -> CompletionRequest:
+        return request
+
     def translate(
         self, request: CompletionRequest, model: ServedModel, contract: ModelContract, constraint: Constraint | None
     ) -> Translation:

@@ -8,7 +8,6 @@ once, for whole answers too.
 import asyncio
 import contextlib
 import logging
-import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from gateway.access.keys import Key
 from gateway.api.aside import aside
+from gateway.api.forms import Forms, Messages
 from gateway.api.http import (
     CLIENT,
     AsgiSink,
@@ -37,6 +37,7 @@ from gateway.checker import Checker, NotValidated
 from gateway.desk.ask import Ask
 from gateway.desk.front import Front, Lease
 from gateway.models import ServedModel, ServedModels, named, not_ready
+from gateway.new_id import new_id
 from gateway.observe import metrics
 from gateway.observe.record import CLIENT_GONE, Record, record_of
 from gateway.openai import sse
@@ -50,7 +51,7 @@ from gateway.settings import Settings
 from gateway.translate.constraints import both_bind
 from gateway.translate.sampling import for_choice, inputs, refuse_missing, sampling_parameters, without_effect
 from gateway.translate.structured import FIELDS, Constraint, constraint_of
-from gateway.triton.contract import Delta, GenerateRequest, ModelContract
+from gateway.triton.contract import BodyParts, Delta, GenerateRequest, ModelContract
 from gateway.triton.failure import InstanceFailure
 from gateway.triton.fan_out import FanOut, News
 from gateway.triton.generation import Generation
@@ -58,7 +59,7 @@ from gateway.triton.generation import Generation
 _log = logging.getLogger(__name__)
 
 # Past the deadline, for the client to take the error. One that does not read is let go then.
-_DEADLINE_GRACE_S = 2.0
+DEADLINE_GRACE_S = 2.0
 _LAST_WORD_S = 1.0
 _STRUCTURED = frozenset(FIELDS)
 # Of a model whose context length nobody knows.
@@ -133,6 +134,16 @@ def _let_go(*_: object) -> Any:
     raise AssertionError("the answer has begun: it is not made anew")
 
 
+class Again(NamedTuple):
+    """Of requests that differ in their messages alone. `render` makes a prompt of them and raises whatever a template
+    does; `translate` takes the prompt; `writer` is `Translation.writer`.
+    """
+
+    render: Callable[[Messages], str]
+    translate: Callable[[str], Translation]
+    writer: Callable[[str, int], Writer]
+
+
 class Dialect(Protocol[_Request]):
     """One API of requests for an answer."""
 
@@ -151,11 +162,19 @@ class Dialect(Protocol[_Request]):
     ) -> Translation:
         """`constraint` is what the request's own fields say."""
 
+    def again(
+        self, request: _Request, model: ServedModel, contract: ModelContract, translation: Translation
+    ) -> Again | None:
+        """For requests that differ from one in nothing but their messages, which are a role and a text each;
+        `request` is that one without them, and `translation` its own. None where such requests differ in more."""
+
+    def without_messages(self, request: _Request) -> _Request: ...
+
 
 @dataclass(slots=True)
 class _Plan(Generic[_Request]):
     """A request that passed every check the gateway can make, in the terms of a `contract` of `model`. `constraint` is
-    what binds the answer, as far as it is enforced."""
+    what binds the answer, as far as it is enforced. `body`: where that has messages that `request` has not."""
 
     request: _Request
     model: ServedModel
@@ -165,6 +184,7 @@ class _Plan(Generic[_Request]):
     sampling: Mapping[str, Any]
     inputs: Mapping[str, Any]
     warnings: list[str]
+    body: bytes | None = None
 
     @property
     def generations(self) -> int:
@@ -173,16 +193,51 @@ class _Plan(Generic[_Request]):
     def ask(self, key: Key) -> Ask:
         """What the desk must know. A token is about four bytes of a prompt."""
         prompts = self.translation.prompts
-        limit = self.sampling["max_tokens"] or self.model.max_model_len or self.model.trained_len or _NO_LIMIT
-        return Ask(
-            self.request.model,
-            self.model.triton_model,
-            self.generations,
-            sum(len(prompt) // 4 if isinstance(prompt, str) else len(prompt) for prompt in prompts),
-            limit,
-            key.name,
-            key.limits,
-            key.priority or 0,
+        tokens = sum(len(prompt) // 4 if isinstance(prompt, str) else len(prompt) for prompt in prompts)
+        return _ask(self.request.model, self.model, self.generations, tokens, self.sampling, key)
+
+
+class Begun(NamedTuple):
+    """What an answer keeps wherever it comes from."""
+
+    answer_id: str
+    writer: Writer
+
+
+def _ask(
+    name: str, model: ServedModel, generations: int, prompt_tokens: int, sampling: Mapping[str, Any], key: Key
+) -> Ask:
+    limit = sampling["max_tokens"] or model.max_model_len or model.trained_len or _NO_LIMIT
+    limits, priority = key.limits, key.priority or 0
+    return Ask(name, model.triton_model, generations, prompt_tokens, limit, key.name, limits, priority)
+
+
+@dataclass(slots=True)
+class Form(Generic[_Request]):
+    """What a plan says of all requests that differ in nothing but their messages. `request` has none; `again` makes the
+    rest of them. `parts` make the body for Triton, where the answer is nothing but text; `all_warnings` are those of
+    the request and of its translation.
+    """
+
+    request: _Request
+    model: ServedModel
+    contract: ModelContract
+    again: Again
+    sampling: Mapping[str, Any]
+    inputs: Mapping[str, Any]
+    warnings: list[str]
+    all_warnings: list[str]
+    places: Mapping[str, str]
+    parts: BodyParts | None
+
+    def ask(self, prompt: str, key: Key) -> Ask:
+        return _ask(self.request.model, self.model, 1, len(prompt) // 4, self.sampling, key)
+
+    def plan(self, prompt: str, body: bytes) -> _Plan[_Request]:
+        """Of the messages in `body`, which make this prompt."""
+        translation = self.again.translate(prompt)
+        return _Plan(
+            self.request, self.model, self.contract, translation, None, self.sampling, self.inputs, self.warnings, body
         )
 
 
@@ -198,7 +253,7 @@ class _Job(Generic[_Request]):
     writer: Writer
     answers: list[Answer]
     generations: FanOut
-    course: "_Course"
+    course: "Course"
     is_begun: bool = False
     """Whether something came that another instance would say again."""
     has_prompt: bool = True
@@ -228,7 +283,7 @@ class _Cancellable(Protocol):
     def cancel(self, reason: Exception) -> None: ...
 
 
-class _Course:
+class Course:
     """What a request waits for now, so that its client and its deadline can end it wherever it is."""
 
     def __init__(self) -> None:
@@ -247,7 +302,7 @@ class _Course:
 
 
 class GenerateRoute(Generic[_Request]):
-    """The endpoint of one dialect. `relay` may take plain streams."""
+    """The endpoint of one dialect. `relay` may take plain streams; `forms` are what is known of earlier requests."""
 
     def __init__(
         self,
@@ -257,6 +312,7 @@ class GenerateRoute(Generic[_Request]):
         front: Front,
         checker: Checker,
         relay: Relay | None = None,
+        forms: Forms[Form[_Request]] | None = None,
     ) -> None:
         self._dialect = dialect
         self._settings = settings
@@ -264,22 +320,16 @@ class GenerateRoute(Generic[_Request]):
         self._front = front
         self._checker = checker
         self._native = relay
+        self._forms = forms
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        deadline = asyncio.get_running_loop().time() + self._settings.request_timeout
         record = record_of(scope)
+        await self.guarded(record, send, self._asked(scope, receive, send, record))
+
+    async def guarded(self, record: Record, send: Send, work: Awaitable[None]) -> None:
+        """Do it, and tell the client and `record` of what goes wrong before anything was sent."""
         try:
-            async with asyncio.timeout_at(deadline) as limit:
-                body = await read_body(scope, receive, self._settings.max_body_bytes)
-                limit.reschedule(deadline + _DEADLINE_GRACE_S)
-                record.body_at = time.monotonic()
-                record.body_bytes = len(body)
-                request = await aside(len(body), partial(self._dialect.parse, body))
-                del body
-                model = named(self._models, request.model, record.key, self._front.pick(request.model))
-                record.asks(model.names[0], stream=bool(request.stream))
-                self._front.check_size(self._dialect.count_prompts(request), request.n or 1)
-                await self._answer(request, model, record, deadline, receive, send, scope.get(CLIENT))
+            await work
         except ClientGone:
             record.status = CLIENT_GONE
         except ApiError as error:
@@ -294,21 +344,79 @@ class GenerateRoute(Generic[_Request]):
             record.error = bug()
             await send_error(send, record.error)
 
+    async def _asked(self, scope: Scope, receive: Receive, send: Send, record: Record) -> None:
+        deadline = asyncio.get_running_loop().time() + self._settings.request_timeout
+        async with asyncio.timeout_at(deadline) as limit:
+            body = await read_body(scope, receive, self._settings.max_body_bytes)
+            limit.reschedule(deadline + DEADLINE_GRACE_S)
+            record.body_at = time.monotonic()
+            record.body_bytes = len(body)
+            plan = await self._new_plan(body, record)
+            del body
+            await self._answer(plan, record, deadline, receive, send, scope.get(CLIENT))
+
     async def _timed_out(self, record: Record, send: Send) -> None:
         """The body did not come in time, or the client did not take its answer, past every deadline."""
         if record.model:
-            _log.info("a client of model %s stopped reading; its connection is closed", record.model)
-            record.status = CLIENT_GONE
+            self.stopped_reading(record)
             return
         record.error = ApiError(
             408, f"The body took longer than {self._settings.request_timeout:g} s.", code="body_timeout"
         )
         await send_error(send, record.error)
 
+    @staticmethod
+    def stopped_reading(record: Record) -> None:
+        """The client did not, past every deadline."""
+        _log.info("a client of model %s stopped reading; its connection is closed", record.model)
+        record.status = CLIENT_GONE
+
+    async def _new_plan(self, body: bytes, record: Record) -> _Plan[_Request]:
+        request = await aside(len(body), partial(self._dialect.parse, body))
+        form = None if self._forms is None else self._forms.new(body)
+        del body
+        model = named(self._models, request.model, record.key, self._front.pick(request.model))
+        record.asks(model.names[0], stream=bool(request.stream))
+        self._front.check_size(self._dialect.count_prompts(request), request.n or 1)
+        plan = await self._plan(request, model, record.body_bytes)
+        if plan.constraint is not None:
+            record.constraint = plan.constraint.kind
+            metrics.structured_total.labels(model.names[0], plan.constraint.kind).inc()
+        if self._forms is not None and form is not None:
+            self._forms.learn(form, self._form_of(plan))
+        return plan
+
+    def _form_of(self, plan: _Plan[_Request]) -> Form[_Request] | None:
+        # Which version of several the next one is for is decided each time.
+        has_versions = plan.request.model in self._front.weights
+        if has_versions or plan.generations > 1 or plan.constraint or plan.request.request_id is not None:
+            return None
+        request = self._dialect.without_messages(plan.request)
+        again = self._dialect.again(request, plan.model, plan.contract, plan.translation)
+        if again is None:
+            return None
+        translation, parts = plan.translation, None
+        if not translation.outputs:
+            sampling, special = for_choice(plan.sampling, 0), translation.add_special_tokens
+            asked = GenerateRequest("", sampling, add_special_tokens=special, inputs=plan.inputs)
+            context_len = plan.model.max_model_len or plan.model.trained_len
+            parts = BodyParts.of(plan.contract.backend, asked, context_len)
+        return Form(
+            request,
+            plan.model,
+            plan.contract,
+            again,
+            plan.sampling,
+            plan.inputs,
+            plan.warnings,
+            plan.warnings + translation.warnings,
+            translation.places(0),
+            parts,
+        )
+
     async def _answer(
         self,
-        request: _Request,
-        model: ServedModel,
+        plan: _Plan[_Request],
         record: Record,
         deadline: float,
         receive: Receive,
@@ -316,38 +424,52 @@ class GenerateRoute(Generic[_Request]):
         client: asyncio.Transport | None,
     ) -> None:
         """Answer one request. An `ApiError` that is raised has not been sent. `deadline` is in the loop's time."""
-        plan = await self._plan(request, model, record.body_bytes)
-        if plan.constraint is not None:
-            record.constraint = plan.constraint.kind
-            metrics.structured_total.labels(model.names[0], plan.constraint.kind).inc()
-        course = _Course()
+        course = Course()
         watcher = watch_client(receive, lambda: course.cancel(ClientGone()))
-        alarm = asyncio.get_running_loop().call_at(deadline, lambda: course.cancel(self._too_late()))
+        alarm = asyncio.get_running_loop().call_at(deadline, lambda: course.cancel(self.too_late()))
         try:
             entry = self._front.enter(plan.ask(record.key))
             if (lease := entry.lease) is None:
                 course.follow(entry)
                 lease = await entry.wait()
-            with _counted(lease, record) as answers:
-                record.entered(lease.upstream.name, plan.generations, lease.queue_seconds)
-                job = await self._job(plan, record, lease, course)
-                record.sent()
-                try:
-                    await self._open(job)
-                    record.admitted(job.generations.connect_seconds)
-                    if request.stream:
-                        await self._stream(job, AsgiSink(send), client)
-                    else:
-                        await self._whole(job, send)
-                finally:
-                    job.generations.close()
-                    answers += job.answers
+            record.entered(lease.upstream.name, plan.generations, lease.queue_seconds)
+            await self.served(plan, record, lease, course, send, client)
         except (ClientGone, OSError):
             # OSError: a send after the client is gone, as ASGI servers raise it.
             record.status = CLIENT_GONE
         finally:
             watcher.cancel()
             alarm.cancel()
+
+    async def served(
+        self,
+        plan: _Plan[_Request],
+        record: Record,
+        lease: Lease,
+        course: "Course",
+        send: Send,
+        client: asyncio.Transport | None,
+        failure: InstanceFailure | None = None,
+        begun: "Begun | None" = None,
+    ) -> None:
+        """What `lease` gives place for. `failure`: of its instance, to which the request has been sent already.
+        `begun`: where the client has the head of a stream, and perhaps what stands before the first token."""
+        with counted(lease, record) as answers:
+            job = await self._job(plan, record, lease, course, begun)
+            record.sent()
+            try:
+                if begun is not None:
+                    # What goes wrong is told behind what the client has already.
+                    await self._stream(job, AsgiSink(send), client, partial(self._go_to, job, failure))
+                    return
+                await self._go_to(job, failure)
+                if plan.request.stream:
+                    await self._stream(job, AsgiSink(send), client)
+                else:
+                    await self._whole(job, send)
+            finally:
+                job.generations.close()
+                answers += job.answers
 
     async def _plan(
         self, request: _Request, model: ServedModel, body_bytes: int, contract: ModelContract | None = None
@@ -394,10 +516,14 @@ class GenerateRoute(Generic[_Request]):
             raise not_ready(model.names[0], self._front.table.why_not_ready(model.triton_model))
         return contract
 
-    async def _job(self, plan: _Plan[_Request], record: Record, lease: Lease, course: _Course) -> _Job[_Request]:
+    async def _job(
+        self, plan: _Plan[_Request], record: Record, lease: Lease, course: Course, begun: "Begun | None"
+    ) -> _Job[_Request]:
         plan = await self._for_lease(plan, record, lease)
-        answer_id = f"{self._dialect.id_prefix}-{plan.request.request_id or secrets.token_hex(16)}"
-        writer = plan.translation.writer(answer_id, int(time.time()))
+        if begun is None:
+            answer_id = f"{self._dialect.id_prefix}-{plan.request.request_id or new_id()}"
+            begun = Begun(answer_id, plan.translation.writer(answer_id, int(time.time())))
+        answer_id, writer = begun
         answers, generations = self._generations(plan, record, lease, answer_id)
         job = _Job(plan, record, lease, answer_id, writer, answers, generations, course)
         course.follow(generations)
@@ -406,10 +532,12 @@ class GenerateRoute(Generic[_Request]):
 
     async def _for_lease(self, plan: _Plan[_Request], record: Record, lease: Lease) -> _Plan[_Request]:
         """The plan for where the request goes: another version of the model, or an instance with another backend."""
-        if lease.contract == plan.contract and lease.model == plan.model.triton_model:
+        is_same = lease.contract is plan.contract or lease.contract == plan.contract
+        if is_same and lease.model == plan.model.triton_model:
             return plan
         model = named(self._models, plan.request.model, record.key, lease.model)
-        return await self._plan(plan.request, model, record.body_bytes, lease.contract)
+        request = plan.request if plan.body is None else self._dialect.parse(plan.body)
+        return await self._plan(request, model, record.body_bytes, lease.contract)
 
     def _generations(
         self, plan: _Plan[_Request], record: Record, lease: Lease, answer_id: str
@@ -452,6 +580,13 @@ class GenerateRoute(Generic[_Request]):
                 )
         return answers, FanOut(generations)
 
+    async def _go_to(self, job: _Job[_Request], failure: InstanceFailure | None) -> None:
+        """To the instance, or after a `failure` of this one to another."""
+        if failure is not None:
+            await self._move(job, failure)
+        await self._open(job)
+        job.record.admitted(job.generations.connect_seconds)
+
     async def _open(self, job: _Job[_Request]) -> None:
         while True:
             try:
@@ -483,16 +618,26 @@ class GenerateRoute(Generic[_Request]):
         job.course.follow(job.generations)
         lease.run(job.generations)
 
-    def _too_late(self) -> ApiError:
+    def too_late(self) -> ApiError:
         return ApiError(
             504,
             f"The answer took longer than {self._settings.request_timeout:g} s (setting request_timeout).",
             code="deadline_exceeded",
         )
 
-    async def _stream(self, job: _Job[_Request], sink: Sink, client: asyncio.Transport | None) -> None:
-        await sink.start_stream(job.headers)
+    async def _stream(
+        self,
+        job: _Job[_Request],
+        sink: Sink,
+        client: asyncio.Transport | None,
+        go_on: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """`go_on`: what is to be done first for a stream that the client has the beginning of."""
+        if go_on is None:
+            await sink.start_stream(job.headers)
         try:
+            if go_on is not None:
+                await go_on()
             await self._somewhere(job, partial(self._relay, job, sink, client))
             await sink.write(job.writer.end(usage(job.answers)))
             if job.checks is not None:
@@ -570,6 +715,7 @@ class GenerateRoute(Generic[_Request]):
         """The client has tokens: the request goes nowhere else, and is not kept for as long as its answer takes."""
         job.has_prompt = False
         job.plan.translation.let_go()
+        job.plan.body = None
         self._dialect.let_go(job.plan.request)
 
     async def _whole(self, job: _Job[_Request], send: Send) -> None:
@@ -635,7 +781,7 @@ class GenerateRoute(Generic[_Request]):
 
 
 @contextlib.contextmanager
-def _counted(lease: Lease, record: Record) -> Iterator[list[Answer]]:
+def counted(lease: Lease, record: Record) -> Iterator[list[Answer]]:
     """While a request is at an instance; put its answers into the list in the end."""
     answers: list[Answer] = []
     try:

@@ -21,7 +21,7 @@ CLIENT = "gateway.client"
 there in HTTP/1.1's chunks, one for each `http.response.body`."""
 EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
 # Proxies such as nginx buffer a stream unless told not to; caches must not keep an answer.
-_STREAM_HEADERS: tuple[Header, ...] = (EVENT_STREAM, (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
+STREAM_HEADERS: tuple[Header, ...] = (EVENT_STREAM, (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 _MAX_WARNING_BYTES = 2048
 
 
@@ -50,7 +50,7 @@ class AsgiSink:
         self._send = send
 
     async def start_stream(self, headers: Iterable[Header]) -> None:
-        await self._send({"type": "http.response.start", "status": 200, "headers": [*_STREAM_HEADERS, *headers]})
+        await self._send({"type": "http.response.start", "status": 200, "headers": [*STREAM_HEADERS, *headers]})
 
     async def write(self, data: bytes) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
@@ -120,8 +120,12 @@ async def send_json(send: Send, status: int, body: bytes, headers: Iterable[Head
 
 
 async def send_error(send: Send, error: ApiError, headers: Iterable[Header] = ()) -> None:
-    own = [(name.encode(), value.encode()) for name, value in error.headers.items()]
-    await send_json(send, error.status, error.body(), [*own, *headers])
+    await send_json(send, error.status, error.body(), [*error_headers(error), *headers])
+
+
+def error_headers(error: ApiError) -> list[Header]:
+    """Those of its own."""
+    return [(name.encode(), value.encode()) for name, value in error.headers.items()]
 
 
 def warning_headers(warnings: Sequence[str]) -> list[Header]:

@@ -7,13 +7,13 @@ relay does not understand go the usual way, through `gateway.triton.generate` an
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from gateway.desk.front import Lease
 from gateway.observe import metrics
 from gateway.observe.record import Record
 from gateway.output.answer import Answer
-from gateway.triton.fan_out import FanOut
+from gateway.triton.generate import Borrower
 from gateway.triton.generation import Lent
 
 if TYPE_CHECKING:
@@ -64,6 +64,12 @@ class Relay:
                 passage.go_on()
 
 
+class Lender(Protocol):
+    """A generation, or several of which only one is."""
+
+    def lend(self, borrower: Borrower) -> Lent | None: ...
+
+
 class Passage:
     """`offer` whenever something was written to the client, and `stop` before anything but the answer is.
 
@@ -74,7 +80,7 @@ class Passage:
         self,
         relay: Relay,
         client: asyncio.Transport,
-        generations: FanOut,
+        generations: Lender,
         around: tuple[bytes, bytes],
         answer: Answer,
         record: Record,

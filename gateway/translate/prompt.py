@@ -7,7 +7,7 @@ read, a name.
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jinja2
@@ -127,6 +127,36 @@ class ChatTemplate:
             _log.info("a chat template failed: %r", error)
             raise bad_request("The model's chat template cannot show these messages.", param="messages") from None
         return Prompt(text, warnings)
+
+    def of_texts(
+        self,
+        *,
+        add_generation_prompt: bool | None,
+        documents: list[dict[str, Any]] | None,
+        reasoning_effort: str | None,
+        chat_template_kwargs: Mapping[str, Any] | None,
+    ) -> Callable[[list[dict[str, Any]]], str]:
+        """What renders messages that are a role and a text each, of a request that `render` took with these arguments
+        and other messages. It raises what the template does."""
+        variables = self._variables_of(chat_template_kwargs or {})
+        if reasoning_effort is not None:
+            variables["reasoning_effort"] = reasoning_effort
+        variables |= {"documents": documents, "tools": None}
+        variables["add_generation_prompt"] = add_generation_prompt is not False
+        template, takes_text = self._compiled, self._takes_text
+        # With what every template sees. `Template.render` puts it together for each rendering, which takes as long as
+        # the rendering.
+        seen = {**template.globals, **variables}
+        concat = template.environment.concat
+
+        def rendered(messages: list[dict[str, Any]]) -> str:
+            if not takes_text:
+                messages = [one | {"content": [{"type": "text", "text": one["content"]}]} for one in messages]
+            context = template.new_context({**seen, "messages": messages}, shared=True)
+            text: str = concat(template.root_render_func(context))
+            return text
+
+        return rendered
 
     def _rendered(self, messages: list[dict[str, Any]], continue_final: bool, variables: Mapping[str, Any]) -> str:
         if continue_final or any("reasoning" in message for message in messages):

@@ -6,6 +6,7 @@ for NVIDIA's stock one (STOCK). Pure: values in, values out. The other half of t
 """
 
 import re
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -138,6 +139,25 @@ def request_body(backend: Backend, request: GenerateRequest, context_len: int | 
             parameters["structured_outputs"] = dumps(request.constraint).decode()
     inputs["sampling_parameters"] = dumps(parameters).decode()
     return orjson.dumps(inputs)
+
+
+class BodyParts(NamedTuple):
+    """`request_body` of requests that differ in their ids and prompts alone, in three parts around these."""
+
+    begin: bytes
+    middle: bytes
+    end: bytes
+
+    @classmethod
+    def of(cls, backend: Backend, request: GenerateRequest, context_len: int | None) -> "BodyParts":
+        """Raises as `request_body`; the id and the prompt of `request` are not looked at."""
+        mark = secrets.token_hex(16)
+        body = request_body(backend, request._replace(request_id=mark, prompt=mark), context_len)
+        begin, middle, end = body.split(b'"%s"' % mark.encode())
+        return cls(begin, middle, end)
+
+    def body(self, request_id: str, prompt: str) -> bytes:
+        return b"".join((self.begin, orjson.dumps(request_id), self.middle, orjson.dumps(prompt), self.end))
 
 
 def parse_response(payload: bytes, outputs: Sequence[str] = ()) -> Delta:

@@ -87,6 +87,27 @@ class Generation:
             raise self._refusal(status, refusal)
         self._first = await self.deltas()
 
+    def begin(self, listener: Callable[[], None]) -> bool:
+        """`open` without waiting, where that can be: `listener` is called whenever there may be something for `news`,
+        once the request has been sent."""
+        return self._call.begin(listener)
+
+    def news(self) -> list[Delta] | None:
+        """What came since the last call, if anything; None at the end. Raises as `open` and `deltas` do, and
+        `BrokenConnection` where it is to be asked anew, since no byte of an answer came."""
+        try:
+            status = self._call.status
+            if status not in (0, 200):
+                refusal = self._call.error_body_now()
+                if refusal is not None:
+                    raise self._refusal(status, refusal)
+                return []
+        except BrokenConnection as error:
+            if error.answered:
+                raise self._died() from None
+            raise
+        return self._take() if status else []
+
     async def deltas(self) -> list[Delta] | None:
         """What came since the last call, at least one; None at the end."""
         while (deltas := self._take()) is not None and not deltas:

@@ -23,7 +23,7 @@ from gateway.checker import Checker
 from gateway.desk.desk import Desk
 from gateway.desk.local import local_front
 from gateway.models import ServedModel, ServedModels
-from gateway.observe.record import begin
+from gateway.observe.record import Record, begin, named
 from gateway.output.parsers import OutputFormat
 from gateway.settings import Settings
 from gateway.translate.prompt import ChatTemplate
@@ -151,7 +151,9 @@ async def answer(route: str, upstreams: list[list[bytes]], *, stream: bool) -> t
         sent.append(message)
 
     scope: Scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
-    _, noted = begin(scope, send)
+    record = Record(scope)
+    begin(scope, record)
+    noted = named(record, send)
     await endpoint(scope, receive, noted)
     body = b"".join(message.get("body", b"") for message in sent)
     assert instance.in_flight == 0
