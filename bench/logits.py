@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -95,11 +96,12 @@ END = 2
 
 
 class Walk:
-    """The outputs of a batch, as lists that grow by a token each step. Requests are at different places."""
+    """The outputs of a batch, as lists that grow by a token each step. Requests are at different places. A token is a
+    new object each time, as those are that an engine takes from its sampler."""
 
     def __init__(self, entries: list[Tokens], rows: int) -> None:
         choose = random.Random(rows)
-        self._ways = [choose.choice(entries) for _ in range(rows)]
+        self._ways = [array("I", choose.choice(entries)) for _ in range(rows)]
         self.outputs: list[list[int]] = [list(way[: index % len(way)]) for index, way in enumerate(self._ways)]
 
     def step(self) -> None:

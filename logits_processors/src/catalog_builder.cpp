@@ -81,30 +81,28 @@ CatalogBuilder::Node CatalogBuilder::build(std::size_t first, std::size_t last, 
     }
     // In this order the one that ends here, if there is one, comes first.
     const bool entry_ends = entries_[first].length == depth;
-    std::vector<std::uint32_t> labels, pointers;
+    std::vector<Child> children;
     for (std::size_t start = first + entry_ends; start < last;) {
         const Token token = tokens_[entries_[start].place + depth];
         std::size_t stop = start + 1;
         while (stop < last && tokens_[entries_[stop].place + depth] == token) ++stop;
         const Node child = build(start, stop, depth + 1);
-        labels.push_back(token | static_cast<std::uint32_t>(child.kind) << kKindShift);
-        pointers.push_back(child.pointer);
+        children.push_back({token | static_cast<std::uint32_t>(child.kind) << kKindShift, child.pointer});
         if (entry_ends) continuations_[token] = true;
         start = stop;
     }
     const std::size_t place = blocks_.size();
-    if (place + 2 + (2 + kCellSize) * labels.size() > kMostWords) throw CatalogError("has more entries than one file can hold");
-    blocks_.push_back(static_cast<std::uint32_t>(labels.size()) | (entry_ends ? kEntryEnds : 0));
-    if (labels.size() >= kManyChildren) {
-        const auto cells = cells_of(labels);
+    if (place + 2 + (2 + kCellSize) * children.size() > kMostWords) throw CatalogError("has more entries than one file can hold");
+    blocks_.push_back(static_cast<std::uint32_t>(children.size()) | (entry_ends ? kEntryEnds : 0));
+    if (children.size() >= kManyChildren) {
+        const auto cells = cells_of(children);
         blocks_.push_back(static_cast<std::uint32_t>(cells.size()));
-        for (const auto& [index, words] : cells) {
-            blocks_.push_back(index);
+        for (const auto& [index, before, words] : cells) {
+            blocks_.insert(blocks_.end(), {index, before});
             blocks_.insert(blocks_.end(), words.begin(), words.end());
         }
     }
-    blocks_.insert(blocks_.end(), labels.begin(), labels.end());
-    blocks_.insert(blocks_.end(), pointers.begin(), pointers.end());
+    for (const auto& [label, pointer] : children) blocks_.insert(blocks_.end(), {label, pointer});
     return {Kind::inner, static_cast<std::uint32_t>(place)};
 }
 

@@ -46,12 +46,12 @@ Pool::~Pool() {
     for (auto& helper : helpers_) helper.join();
 }
 
-void Pool::start(std::size_t count, Work work, Wake wake) {
+void Pool::start(std::size_t count, std::size_t share, Work work, Wake wake) {
     {
         const std::lock_guard lock(mutex_);
         work_ = std::move(work);
         count_ = count;
-        share_ = std::clamp<std::size_t>(count / (4 * threads()), 1, 8);
+        share_ = share;
         next_.store(0, std::memory_order_relaxed);
         failure_ = nullptr;
         is_open_ = true;
@@ -63,7 +63,7 @@ void Pool::start(std::size_t count, Work work, Wake wake) {
 
 void Pool::wake_helpers() {
     // No more than there is work for.
-    for (std::size_t wanted = std::min(count_, helpers_.size()); wanted > 0; --wanted) started_.notify_one();
+    for (std::size_t wanted = std::min((count_ + share_ - 1) / share_, helpers_.size()); wanted > 0; --wanted) started_.notify_one();
 }
 
 void Pool::join() {

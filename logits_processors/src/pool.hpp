@@ -30,8 +30,9 @@ class Pool {
     /// Does the tasks from `first` up to, but not including, `last`.
     using Work = std::function<void(std::size_t first, std::size_t last)>;
 
-    /// Begins the tasks 0 to `count - 1`, some at a time and in any order. Must be joined before the next start.
-    void start(std::size_t count, Work work, Wake wake);
+    /// Begins the tasks 0 to `count - 1`, in any order; a thread takes `share` at a time, since taking costs too. Must be
+    /// joined before the next start.
+    void start(std::size_t count, std::size_t share, Work work, Wake wake);
 
     /// Helps, and returns when all tasks of the last start are done. Throws what a task threw.
     void join();
@@ -47,7 +48,6 @@ class Pool {
     std::condition_variable started_, finished_;
     Work work_;
     std::size_t count_ = 0;
-    /// How many tasks a thread takes at a time: they are short, and taking one costs too.
     std::size_t share_ = 1;
     std::atomic<std::size_t> next_ = 0;
     std::uint64_t generation_ = 0;
