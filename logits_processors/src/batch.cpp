@@ -163,12 +163,7 @@ void Batch::begin(Pool::Wake wake) {
 void Batch::compute_masks(std::size_t first, std::size_t last) {
     const auto slot = [&](std::size_t index) -> Slot& { return slots_[pending_[first + index]]; };
     in_stages(
-        last - first,
-        [&](std::size_t index) {
-            const Slot& one = slot(index);
-            if (one.consumed < one.output.size()) one.machine->prefetch(one.last);
-            one.mask.prefetch();
-        },
+        last - first, [&](std::size_t index) { slot(index).mask.prefetch(); },
         [&](std::size_t index) { consume(slot(index)); }, [&](std::size_t index) { compute(slot(index)); });
 }
 

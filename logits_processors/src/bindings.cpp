@@ -261,6 +261,25 @@ void add_entries(CatalogBuilder& builder, const nb::list& entries) {
     }
 }
 
+/// Entries that are each followed by the token `end`. Returns how many of them were added: all, or those before the first
+/// one that has no tokens or too many.
+std::size_t add_joined(CatalogBuilder& builder, const nb::list& joined, Token end) {
+    std::vector<Token> tokens;
+    std::size_t added = 0;
+    for (Py_ssize_t index = 0; index < PyList_GET_SIZE(joined.ptr()); ++index) {
+        const Token token = token_at(joined.ptr(), index).value_or(~Token{0});
+        if (token != end) {
+            tokens.push_back(token);
+            continue;
+        }
+        if (tokens.empty() || tokens.size() > CatalogBuilder::kLongestEntry) break;
+        builder.add(tokens);
+        tokens.clear();
+        ++added;
+    }
+    return added;
+}
+
 }  // namespace
 
 }  // namespace constraints
@@ -292,6 +311,7 @@ NB_MODULE(_native, module) {
              },
              nb::arg("vocabulary"), nb::arg("fingerprint"))
         .def("add", &add_entries, nb::arg("entries"))
+        .def("add_joined", &add_joined, nb::arg("tokens"), nb::arg("end"))
         .def("write", &CatalogBuilder::write, nb::arg("path"), nb::call_guard<nb::gil_scoped_release>());
 
     nb::class_<Prepared>(module, "Machine");

@@ -119,13 +119,6 @@ class Catalog {
         __builtin_prefetch(&blocks_[place] + 12);
     }
     void prefetch_tail(std::uint32_t place) const { __builtin_prefetch(&tails_[place]); }
-    /// The same for where `child` begins to look.
-    void prefetch_child(std::uint32_t place, Token token) const {
-        if (place != root_)
-            prefetch_block(place);
-        else if (token / 32 < root_ranks_.size())
-            __builtin_prefetch(&root_ranks_[token / 32]);
-    }
 
     /// The token at a place of the tails, and whether it is the last one.
     [[nodiscard]] std::pair<Token, bool> tail(std::uint32_t place) const;

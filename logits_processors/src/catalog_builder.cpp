@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <cstdio>
 #include <system_error>
@@ -38,17 +39,28 @@ void CatalogBuilder::add(std::span<const Token> tokens) {
                            std::to_string(kLongestEntry) + " are possible");
     if (*std::max_element(tokens.begin(), tokens.end()) >= vocabulary_)
         throw CatalogError("entry with a token outside the tokenizer's vocabulary");
-    const std::uint64_t second = tokens.size() > 1 ? std::uint64_t{tokens[1]} + 1 : 0;
-    entries_.push_back({(std::uint64_t{tokens[0]} + 1) << 32 | second, tokens_.size(),
-                        static_cast<std::uint32_t>(tokens.size())});
+    entries_.push_back({.place = tokens_.size(), .length = static_cast<std::uint32_t>(tokens.size())});
     tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
+    common_ = std::min(common_, tokens.size());
+    common_ = static_cast<std::size_t>(std::mismatch(tokens.begin(), tokens.begin() + common_, tokens_.begin()).first -
+                                       tokens.begin());
 }
 
 std::span<const Token> CatalogBuilder::tokens_of(const Entry& entry) const {
     return std::span(tokens_).subspan(entry.place, entry.length);
 }
 
+std::uint64_t CatalogBuilder::start_of(const Entry& entry) const {
+    const auto bits = static_cast<std::size_t>(std::bit_width(vocabulary_));
+    const auto tokens = tokens_of(entry);
+    std::uint64_t start = 0;
+    for (std::size_t place = common_, end = common_ + 64 / bits; place < end; ++place)
+        start = start << bits | (place < tokens.size() ? tokens[place] + 1 : 0);
+    return start;
+}
+
 void CatalogBuilder::sort() {
+    for (Entry& entry : entries_) entry.start = start_of(entry);
     std::sort(entries_.begin(), entries_.end(), [this](const Entry& left, const Entry& right) {
         if (left.start != right.start) return left.start < right.start;
         const auto a = tokens_of(left), b = tokens_of(right);

@@ -27,9 +27,6 @@ class Machine {
     /// The next generated token. Any token may come, also one that the last mask did not allow.
     virtual void advance(Token token) = 0;
 
-    /// Fetches into the caches what `advance` will read for this token. Many machines are asked before the first one moves.
-    virtual void prefetch(Token) const {}
-
     /// Says what may come next: `row.forbid_all()` or `row.allow_all()`, then the tokens that differ. A row that is left
     /// without any token gets the end token from the caller.
     virtual void mask(MaskRow& row) const = 0;

@@ -16,8 +16,9 @@ class Pool {
   public:
     /// `threads` counts the caller's own; with 1 there are no others, and all is done in `join`.
     ///
-    /// The others may run on every processor of the container: vLLM binds its worker to the processors of its own
-    /// threads, and a thread would inherit that.
+    /// The others may run on every processor of the container but the caller's: vLLM binds its worker to the processors
+    /// of its own threads, and a thread would inherit that; and one that is woken often takes the processor of the one
+    /// that wakes it, instead of an idle one, so that both take turns.
     explicit Pool(unsigned threads);
     ~Pool();
     Pool(const Pool&) = delete;
@@ -43,6 +44,7 @@ class Pool {
     void help();
     bool take_share();
     void wake_helpers();
+    void leave_processor();
 
     std::mutex mutex_;
     std::condition_variable started_, finished_;
@@ -55,6 +57,8 @@ class Pool {
     bool is_waking_due_ = false;
     bool is_ending_ = false;
     unsigned active_ = 0;
+    /// The processor that is left to the caller; -1 if none is yet.
+    int left_ = -1;
     std::exception_ptr failure_;
     std::vector<std::thread> helpers_;
 };

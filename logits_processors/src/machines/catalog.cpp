@@ -71,11 +71,6 @@ class alignas(64) CatalogMachine final : public Machine {
         }
     }
 
-    void prefetch(Token token) const override {
-        if (at_ == At::block) catalog_->prefetch_child(place_, token);
-        if (at_ == At::tail) catalog_->prefetch_tail(place_);
-    }
-
     void mask(MaskRow& row) const override {
         row.forbid_all();
         switch (at_) {
