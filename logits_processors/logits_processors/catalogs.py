@@ -90,9 +90,8 @@ def build(source: Path, backend: Any, target: Path, progress: Callable[[int, flo
     for lines, encoded in _encoded(source, joined):
         if (added := builder.add_joined(encoded, joined.end)) < len(lines.texts):
             (length,) = islice(map(len, _split(encoded, joined.end)), added, added + 1)
-            raise BuildError(
-                f"{source}, line {lines.number_of(added)}: an entry has 1 to {LONGEST_ENTRY} tokens, this one has {length}."
-            )
+            place = f"{source}, line {lines.number_of(added)}"
+            raise BuildError(f"{place}: an entry has 1 to {LONGEST_ENTRY} tokens, this one has {length}.")
         if total == 0:
             altered = _first_altered(tokens.plain(backend), lines.texts[:_SAMPLE], _split(encoded, joined.end))
         total += len(lines.texts)
@@ -131,8 +130,8 @@ def _run_on(processor: int) -> None:
 
 @contextmanager
 def _own_threads() -> Iterator[None]:
-    """The tokenizers library does all in the thread that calls it. Its own threads would wait for each other between two
-    calls, and for the one that makes Python's objects of what they found."""
+    """The tokenizers library does all in the thread that calls it. Its own threads would wait for each other between
+    two calls, and for the one that makes Python's objects of what they found."""
     name = "TOKENIZERS_PARALLELISM"
     before = os.environ.get(name)
     os.environ[name] = "false"
