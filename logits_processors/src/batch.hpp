@@ -70,6 +70,7 @@ class Batch {
         slot.output.push_back(token);
         slot.last = token;
         slot.is_current = false;
+        slot.machine->prefetch(token);
     }
 
     /// The output has its first `kept` tokens only.

@@ -114,11 +114,13 @@ class Catalog {
 
     /// Brings the block or the tail at a place closer to the processor, which will read it soon.
     void prefetch_block(std::uint32_t place) const {
-        __builtin_prefetch(&blocks_[place]);
+        __builtin_prefetch(block_begin(place));
         // A small block may reach into a second cache line.
-        __builtin_prefetch(&blocks_[place] + 12);
+        __builtin_prefetch(block_begin(place) + 12);
     }
-    void prefetch_tail(std::uint32_t place) const { __builtin_prefetch(&tails_[place]); }
+    void prefetch_tail(std::uint32_t place) const { __builtin_prefetch(tail_begin(place)); }
+    [[nodiscard]] const std::uint32_t* block_begin(std::uint32_t place) const { return &blocks_[place]; }
+    [[nodiscard]] const std::uint8_t* tail_begin(std::uint32_t place) const { return &tails_[place]; }
 
     /// The token at a place of the tails, and whether it is the last one.
     [[nodiscard]] std::pair<Token, bool> tail(std::uint32_t place) const;
@@ -126,6 +128,13 @@ class Catalog {
 
     /// The tokens of the root's children as a mask, for the vocabulary of the file.
     [[nodiscard]] std::span<const std::uint32_t> root_mask() const { return root_mask_; }
+
+    /// The same mask; of each word also how many of the root's children have their tokens before it. `child` looks here first.
+    struct Ranked {
+        std::uint32_t word;
+        std::uint32_t before;
+    };
+    [[nodiscard]] std::span<const Ranked> root_ranks() const { return root_ranks_; }
 
     /// Whether an entry goes on with this token where another one ends.
     [[nodiscard]] bool continues_with(Token token) const;
@@ -143,11 +152,6 @@ class Catalog {
     std::span<const std::uint8_t> tails_;
     std::uint32_t root_ = 0;
     std::vector<std::uint32_t> root_mask_;
-    /// The mask once more; of each word also how many of the root's children have their tokens before it.
-    struct Ranked {
-        std::uint32_t word;
-        std::uint32_t before;
-    };
     std::vector<Ranked> root_ranks_;
 };
 

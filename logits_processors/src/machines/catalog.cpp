@@ -4,6 +4,7 @@
 // dead end. So each node counts its children below which all are used; when none is left, its parent counts it in turn.
 
 #include <algorithm>
+#include <bit>
 #include <unordered_map>
 
 #include "../catalog_store.hpp"
@@ -111,6 +112,9 @@ class alignas(64) CatalogMachine final : public Machine {
     void begin_item() {
         at_ = At::block;
         place_ = root_;
+        will_read(catalog_->root_ranks().data());
+        reads_.stride = sizeof(Catalog::Ranked);
+        reads_.shift = 5;
         if (is_list_) path_.clear();
     }
 
@@ -121,6 +125,7 @@ class alignas(64) CatalogMachine final : public Machine {
             case Kind::inner:
                 at_ = At::block;
                 catalog_->prefetch_block(place_);
+                will_read(catalog_->block_begin(place_));
                 break;
             case Kind::leaf:
                 at_ = At::leaf;
@@ -129,6 +134,7 @@ class alignas(64) CatalogMachine final : public Machine {
             case Kind::tail:
                 at_ = At::tail;
                 catalog_->prefetch_tail(place_);
+                will_read(catalog_->tail_begin(place_));
                 break;
         }
     }
@@ -193,6 +199,12 @@ class alignas(64) CatalogMachine final : public Machine {
             row.allow_set(catalog_->root_mask(), count);
         else
             row.allow_cells(block.cells, count);
+        if (!block.cells.empty() && place_ != root_) {
+            // Where the one for a token is if none is left out before it.
+            reads_.table = reinterpret_cast<std::uintptr_t>(block.cells.data()) - sizeof(Cell) * block.cells.front().index;
+            reads_.stride = sizeof(Cell);
+            reads_.shift = std::countr_zero(Cell::kTokens);
+        }
         if (const Used* used = used_of(block))
             for (const std::uint32_t child : used->children) row.forbid(block.children[child].token());
         if (may_end_at(block)) allow_leaving(row);
