@@ -2,8 +2,8 @@
 
 The ways: `logits_processors`; the same state machine in Python, one object a request, behind vLLM's
 AdapterLogitsProcessor; and xgrammar's batch fill with an equivalent grammar. They are timed in turns in the same run,
-each after every step of the same requests, and another one first each time, since the first finds the caches cold. So
-each finds them as the others left them, as it would in an engine, whose scheduler and sampler run between two steps.
+for all sizes of a batch, each after every step of the same requests, and in another order each time. So each finds the
+caches as the others left them, as it would in an engine, whose scheduler and sampler run between two steps.
 How much of a time is waiting for memory is seen where it is taken once more, after other data have displaced all that
 was in the caches. A figure is the median of the time that passed; in brackets, that of the processors' time. Runs
 itself in the engine's environment, where torch, vLLM and xgrammar are. Takes about five minutes. Prints the table in
@@ -205,13 +205,13 @@ def timed(
     before: Callable[[], object] = lambda: None,
 ) -> list[Time]:
     """Each way's time: all of them in each turn, which begins with a step; `before` comes before each way."""
+    choose = random.Random(len(ways))
     spent: list[list[Time]] = [[] for _ in ways]
     gc.collect()
     gc.disable()
-    for turn in range(turns):
+    for _ in range(turns):
         step()
-        for place in range(len(ways)):
-            index = (turn + place) % len(ways)
+        for index in choose.sample(range(len(ways)), len(ways)):
             before()
             begin_used, begin = time.process_time(), time.perf_counter()
             ways[index]()
@@ -247,19 +247,20 @@ def measure_masks(folder: Path, rows: Table) -> dict[str, list[float]]:
         gc.freeze()
         for vocabulary in VOCABULARIES:
             write_catalog(folder, "entries", entries, vocabulary)
-            ours, adapters = [], []
-            for number in BATCHES:
-                walk = Walk(entries, number)
-                batch = make_batch(folder, "entries", walk, vocabulary, 2)
-                adapter = make_adapter(trie, walk, is_writing=False)
-                logits = torch.zeros(number, 8)
+            walks = [Walk(entries, number) for number in BATCHES]
+            compute = [masks_of(make_batch(folder, "entries", walk, vocabulary, 2)) for walk in walks]
+            adapt = [
+                partial(make_adapter(trie, walk, is_writing=False).apply, torch.zeros(number, 8))
+                for walk, number in zip(walks, BATCHES, strict=True)
+            ]
 
-                def adapt(adapter: Any = adapter, logits: Any = logits) -> None:
-                    adapter.apply(logits)
+            def step(walks: list[Walk] = walks) -> None:
+                for walk in walks:
+                    walk.step()
 
-                one, other = timed(walk.step, masks_of(batch), adapt)
-                ours.append(one)
-                adapters.append(other)
+            # All sizes in the same turns: what disturbs the machine for a while then disturbs all of them.
+            times = timed(step, *compute, *adapt)
+            ours, adapters = times[: len(BATCHES)], times[len(BATCHES) :]
             name = f"{size:,} entries, vocabulary {vocabulary:,}"
             rows.append(
                 Row(
@@ -269,7 +270,7 @@ def measure_masks(folder: Path, rows: Table) -> dict[str, list[float]]:
                     adapters[-1].passed / ours[-1].passed >= LEAST_RATIO,
                 )
             )
-            one, other = timed(walk.step, masks_of(batch), adapt, before=lambda: displacing.fill(0))
+            one, other = timed(walks[-1].step, compute[-1], adapt[-1], before=lambda: displacing.fill(0))
             rows.append(
                 Row(
                     f"the same, after {_DISPLACING >> 20} MB of other data: adapter / ours",

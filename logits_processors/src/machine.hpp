@@ -20,6 +20,9 @@ class CatalogStore;
 
 class Machine {
   public:
+    Machine() { will_read(this); }
+    Machine(const Machine&) = delete;
+    Machine& operator=(const Machine&) = delete;
     virtual ~Machine() = default;
 
     /// Back to where no token has been generated.
