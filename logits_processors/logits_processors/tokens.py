@@ -28,6 +28,34 @@ def encode(tokenizer: Any, texts: list[str]) -> list[list[int]]:
     return [encoding.ids for encoding in encodings]
 
 
+class Joined:
+    """Encodes many texts in one go, each as if it were alone. Per text, that makes fewer objects than `encode`."""
+
+    # Two code points that are no characters and never will be.
+    _SEPARATOR = "\U0010fffe\uffff"
+
+    def __init__(self, backend: Any) -> None:
+        # Here and not above: an engine does not need it.
+        from tokenizers import AddedToken
+
+        self._plain = plain(backend)
+        self._separating = plain(backend)
+        # Whatever stands on its two sides is normalized and split by itself.
+        self._separating.add_tokens([AddedToken(self._SEPARATOR, normalized=False)])
+        self.end: int = self._separating.token_to_id(self._SEPARATOR)
+        """The token that ends each text, and is no other one's."""
+
+    def encode(self, texts: list[str]) -> list[int]:
+        """The token ids of the texts, and `end` after those of each."""
+        if any(self._SEPARATOR in text for text in texts):
+            return [token for ids in encode(self._plain, texts) for token in (*ids, self.end)]
+        # Words of one text, to the library: it takes them one by one.
+        words = [text + self._SEPARATOR for text in texts]
+        (encoding,) = self._separating.encode_batch_fast([words], is_pretokenized=True, add_special_tokens=False)
+        ids: list[int] = encoding.ids
+        return ids
+
+
 def vocabulary_size(backend: Any) -> int:
     """One more than the largest token id."""
     return 1 + max(int(index) for index in backend.get_vocab(with_added_tokens=True).values())

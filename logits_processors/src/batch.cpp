@@ -1,8 +1,8 @@
 #include "batch.hpp"
 
-#include <cstdlib>
-#include <new>
 #include <utility>
+
+#include "stages.hpp"
 
 namespace constraints {
 
@@ -11,13 +11,11 @@ namespace {
 // Of a cache line, so that no two threads write to one.
 constexpr std::size_t kAlignment = 16;
 
-constexpr std::size_t aligned(std::size_t words) { return (words + kAlignment - 1) / kAlignment * kAlignment; }
+// Rows that fetch their memory at the same time, and tokens a row up to which that is what takes the time.
+constexpr std::size_t kTogether = 64;
+constexpr std::size_t kFewTokens = 4;
 
-std::uint32_t* allocate(std::size_t words) {
-    void* memory = std::aligned_alloc(4 * kAlignment, 4 * words);
-    if (memory == nullptr) throw std::bad_alloc();
-    return static_cast<std::uint32_t*>(memory);
-}
+constexpr std::size_t aligned(std::size_t words) { return (words + kAlignment - 1) / kAlignment * kAlignment; }
 
 }  // namespace
 
@@ -29,9 +27,8 @@ Batch::Batch(std::uint32_t vocabulary, std::size_t capacity, unsigned threads, s
     : vocabulary_(vocabulary),
       stride_(aligned(MaskRow::words_for(vocabulary))),
       masks_begin_(aligned(capacity)),
-      own_memory_(memory == nullptr ? allocate(memory_words(vocabulary, capacity)) : nullptr,
-                  [](std::uint32_t* words) { std::free(words); }),
-      memory_(memory == nullptr ? own_memory_.get() : memory),
+      own_memory_(memory == nullptr ? 4 * memory_words(vocabulary, capacity) : 0),
+      memory_(memory == nullptr ? own_memory_.words() : memory),
       slots_(capacity),
       pool_(threads) {
     for (std::size_t place = 0; place < capacity; ++place)
@@ -40,16 +37,15 @@ Batch::Batch(std::uint32_t vocabulary, std::size_t capacity, unsigned threads, s
 
 Batch::~Batch() { wait(); }
 
-void Batch::wait() {
-    if (is_started_) {
-        is_started_ = false;
-        pool_.join();
-    }
+void Batch::join() {
+    is_started_ = false;
+    pool_.join();
 }
 
 void Batch::release(std::size_t row) {
     if (row >= places_.size()) places_.resize(row + 1, -1);
     if (places_[row] < 0) return;
+    is_memory_labelled_ = false;
     Slot& slot = slots_[static_cast<std::size_t>(places_[row])];
     slot.machine.reset();
     places_[row] = -1;
@@ -71,6 +67,7 @@ std::optional<std::size_t> Batch::put(std::size_t row, std::unique_ptr<Machine> 
     slot.must_reset = false;
     slot.is_current = false;
     places_[row] = static_cast<int>(place);
+    is_memory_labelled_ = false;
     return place;
 }
 
@@ -90,12 +87,14 @@ void Batch::move(std::size_t from, std::size_t to) {
     release(to);
     if (from >= places_.size()) return;
     places_[to] = std::exchange(places_[from], -1);
+    is_memory_labelled_ = false;
 }
 
 void Batch::swap(std::size_t one, std::size_t other) {
     wait();
     if (std::max(one, other) >= places_.size()) places_.resize(std::max(one, other) + 1, -1);
     std::swap(places_[one], places_[other]);
+    is_memory_labelled_ = false;
 }
 
 std::vector<Batch::Constrained> Batch::constrained() const {
@@ -107,13 +106,13 @@ std::vector<Batch::Constrained> Batch::constrained() const {
 
 std::span<const Token> Batch::output(std::size_t place) const { return slots_[place].output; }
 
-void Batch::set_output(std::size_t place, std::size_t kept, std::span<const Token> added) {
+void Batch::cut(std::size_t place, std::size_t kept) {
     Slot& slot = slots_[place];
-    if (kept == slot.output.size() && added.empty()) return;
+    if (kept == slot.output.size()) return;
     wait();
     slot.must_reset |= kept < slot.consumed;
     slot.output.resize(kept);
-    slot.output.insert(slot.output.end(), added.begin(), added.end());
+    slot.last = kept == 0 ? 0 : slot.output.back();
     slot.is_current = false;
 }
 
@@ -123,7 +122,10 @@ void Batch::consume(Slot& slot) {
         slot.consumed = 0;
         slot.must_reset = false;
     }
-    for (; slot.consumed < slot.output.size(); ++slot.consumed) slot.machine->advance(slot.output[slot.consumed]);
+    for (; slot.consumed + 1 < slot.output.size(); ++slot.consumed) slot.machine->advance(slot.output[slot.consumed]);
+    if (slot.consumed == slot.output.size()) return;
+    slot.machine->advance(slot.last);
+    ++slot.consumed;
 }
 
 void Batch::compute(Slot& slot) {
@@ -144,23 +146,32 @@ void Batch::start() {
 
 void Batch::begin(Pool::Wake wake) {
     pending_.clear();
-    for (const int place : places_)
-        if (place >= 0 && !slots_[static_cast<std::size_t>(place)].is_current)
-            pending_.push_back(static_cast<std::size_t>(place));
+    std::size_t tokens = 0;
+    for (std::size_t place = 0, used = used_places(); place < used; ++place) {
+        const Slot& slot = slots_[place];
+        if (!slot.machine || slot.is_current) continue;
+        pending_.push_back(place);
+        tokens += slot.output.size() - (slot.must_reset ? 0 : slot.consumed);
+    }
     if (pending_.empty()) return;
-    const auto work = [this](std::size_t first, std::size_t last) {
-        // In two rounds: where a machine has come to is fetched while the others move.
-        for (std::size_t index = first; index < last; ++index) consume(slots_[pending_[index]]);
-        for (std::size_t index = first; index < last; ++index) compute(slots_[pending_[index]]);
-    };
-    pool_.start(pending_.size(), work, wake);
+    // A token each is soon done; one that comes back with all of its tokens is worth a thread.
+    const std::size_t share = tokens <= kFewTokens * pending_.size() ? kTogether : 1;
+    pool_.start(pending_.size(), share, [this](std::size_t first, std::size_t last) { compute_masks(first, last); }, wake);
     is_started_ = true;
+}
+
+void Batch::compute_masks(std::size_t first, std::size_t last) {
+    const auto slot = [&](std::size_t index) -> Slot& { return slots_[pending_[first + index]]; };
+    in_stages(
+        last - first, [&](std::size_t index) { slot(index).mask.prefetch(); },
+        [&](std::size_t index) { consume(slot(index)); }, [&](std::size_t index) { compute(slot(index)); });
 }
 
 void Batch::finish() {
     wait();
     begin(Pool::Wake::if_long);
     wait();
+    if (std::exchange(is_memory_labelled_, true)) return;
     std::fill_n(memory_, used_places(), ~std::uint32_t{0});
     for (const auto& [row, place] : constrained()) memory_[place] = static_cast<std::uint32_t>(row);
 }
@@ -182,7 +193,7 @@ void Batch::apply(const Logits& logits) {
             write_mask(logits, rows[index].row, slot.mask, bytes > kStreamingBytes);
         }
     };
-    pool_.start(rows.size(), work, Pool::Wake::now);
+    pool_.start(rows.size(), 1, work, Pool::Wake::now);
     pool_.join();
 }
 

@@ -13,6 +13,7 @@
 
 #include "logits.hpp"
 #include "machine.hpp"
+#include "memory.hpp"
 #include "pool.hpp"
 
 namespace constraints {
@@ -49,17 +50,31 @@ class Batch {
     /// Brings what is known of a place closer to the processor: rows are many, and between two steps a model was computed.
     void prefetch(std::size_t place) const {
         const Slot& slot = slots_[place];
-        __builtin_prefetch(slot.output.data() + slot.output.size());
-        __builtin_prefetch(slot.machine.get());
-        __builtin_prefetch(reinterpret_cast<const char*>(slot.machine.get()) + 64);
-        __builtin_prefetch(&slot.mask);
+        __builtin_prefetch(&slot, 1);
+        __builtin_prefetch(&slot.mask, 1);
+    }
+    /// After `prefetch`, once that is there.
+    void prefetch_machine(std::size_t place) const {
+        const Slot& slot = slots_[place];
+        __builtin_prefetch(slot.output.data() + slot.output.size(), 1);
+        __builtin_prefetch(slot.machine.get(), 1);
     }
 
     /// What is known of the output at a mask's place.
     [[nodiscard]] std::span<const Token> output(std::size_t place) const;
 
-    /// The output now ends with these, after its first `kept` tokens.
-    void set_output(std::size_t place, std::size_t kept, std::span<const Token> added);
+    /// The output has this token more.
+    void append(std::size_t place, Token token) {
+        wait();
+        Slot& slot = slots_[place];
+        slot.output.push_back(token);
+        slot.last = token;
+        slot.is_current = false;
+        slot.machine->prefetch(token);
+    }
+
+    /// The output has its first `kept` tokens only.
+    void cut(std::size_t place, std::size_t kept);
 
     /// Begins to compute the masks of all rows whose output has changed, and returns.
     void start();
@@ -88,20 +103,28 @@ class Batch {
     [[nodiscard]] unsigned threads() const { return pool_.threads(); }
 
   private:
-    struct Slot {
+    /// What a step needs of a row is in its first two cache lines.
+    struct alignas(64) Slot {
         std::unique_ptr<Machine> machine;
-        std::vector<Token> ends;
         std::vector<Token> output;
         /// How much of the output the machine has had.
         std::size_t consumed = 0;
+        /// That of the output, so that it need not be fetched.
+        Token last = 0;
         bool must_reset = false;
         bool is_current = false;
-        MaskRow mask;
+        alignas(64) MaskRow mask;
+        std::vector<Token> ends;
     };
 
-    void wait();
+    void wait() {
+        if (is_started_) join();
+    }
+    void join();
     void begin(Pool::Wake wake);
     void release(std::size_t row);
+    /// Those of the pending ones.
+    void compute_masks(std::size_t first, std::size_t last);
     /// Gives the machine what is new of the output.
     static void consume(Slot& slot);
     /// After `consume`.
@@ -110,11 +133,13 @@ class Batch {
     std::uint32_t vocabulary_;
     std::size_t stride_;
     std::size_t masks_begin_;
-    std::unique_ptr<std::uint32_t[], void (*)(std::uint32_t*)> own_memory_;
+    Memory own_memory_;
     std::uint32_t* memory_;
     std::vector<Slot> slots_;
     /// The place of each row's mask, or -1.
     std::vector<int> places_;
+    /// Whether the rows of the masks in the memory are those of now.
+    bool is_memory_labelled_ = false;
     std::vector<std::size_t> pending_;
     bool is_started_ = false;
     std::atomic<std::uint64_t> dead_ends_ = 0;

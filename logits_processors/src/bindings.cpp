@@ -6,9 +6,12 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <array>
+
 #include "batch.hpp"
 #include "catalog_builder.hpp"
 #include "catalog_store.hpp"
+#include "stages.hpp"
 
 namespace nb = nanobind;
 
@@ -104,18 +107,48 @@ class Constraints {
     nb::callable encode_;
 };
 
+/// An output list, and what of it the batch has; in one cache line.
+struct alignas(64) Followed {
+    static constexpr std::size_t kHeld = 6;
+
+    nb::object list;
+    /// How many of its tokens.
+    std::size_t known = 0;
+    /// The objects of the last ones, the very last one at the end. They are held, so that what has the same address is the
+    /// same object, and need not be read to be known.
+    std::array<nb::object, kHeld> held;
+
+    /// Whether the list still has what is known of it, as far as the objects that are held tell.
+    [[nodiscard]] bool is_continued() const {
+        if (size() < known) return false;
+        const std::size_t count = std::min(known, kHeld);
+        return std::equal(held.end() - count, held.end(), items() + known - count,
+                          [](const nb::object& one, PyObject* other) { return one.ptr() == other; });
+    }
+
+    /// The next one is known.
+    void hold(std::size_t index) {
+        std::move(held.begin() + 1, held.end(), held.begin());
+        held.back() = nb::borrow(items()[index]);
+    }
+
+    [[nodiscard]] std::size_t size() const { return static_cast<std::size_t>(PyList_GET_SIZE(list.ptr())); }
+    [[nodiscard]] PyObject** items() const { return reinterpret_cast<PyListObject*>(list.ptr())->ob_item; }
+};
+static_assert(sizeof(Followed) == 64);
+
 /// A batch together with the output lists of its rows.
 class ListBatch {
   public:
     ListBatch(std::uint32_t vocabulary, std::size_t capacity, unsigned threads, std::uintptr_t memory)
-        : batch(vocabulary, capacity, threads, reinterpret_cast<std::uint32_t*>(memory)), lists_(capacity) {}
+        : batch(vocabulary, capacity, threads, reinterpret_cast<std::uint32_t*>(memory)), followed_(capacity) {}
 
     void put(std::size_t row, Prepared* prepared, nb::list output) {
         forget(row);
         if (prepared == nullptr) {
             batch.remove(row);
         } else if (const auto place = batch.put(row, std::move(prepared->machine), std::move(prepared->ends))) {
-            lists_[*place] = std::move(output);
+            followed_[*place].list = std::move(output);
         }
     }
 
@@ -132,53 +165,73 @@ class ListBatch {
     /// Reads the lists. Whether every token in them is known.
     bool read() {
         bool is_known = true;
-        const auto rows = batch.constrained();
-        // What a row needs is spread over the memory: it is fetched for all of them before the first is read.
-        for (const auto& [row, place] : rows) __builtin_prefetch(lists_[place].ptr());
-        for (const auto& [row, place] : rows) {
-            const auto* list = reinterpret_cast<PyListObject*>(lists_[place].ptr());
-            __builtin_prefetch(list->ob_item + Py_SIZE(list) - 1);
-            batch.prefetch(place);
-        }
-        for (const auto& [row, place] : rows) is_known &= read_list(place);
+        // What a row needs is spread over the memory, and where it lies is said by what has to be fetched itself.
+        in_stages(
+            batch.used_places(),
+            [&](std::size_t place) {
+                if (!is_followed(place)) return;
+                __builtin_prefetch(followed_[place].list.ptr());
+                batch.prefetch(place);
+            },
+            [&](std::size_t place) {
+                if (is_followed(place)) __builtin_prefetch(followed_[place].items() + followed_[place].known);
+            },
+            [&](std::size_t place) {
+                if (!is_followed(place)) return;
+                const Followed& followed = followed_[place];
+                if (followed.size() > followed.known) __builtin_prefetch(followed.items()[followed.known], 1);
+                // Is let go for the new one.
+                __builtin_prefetch(followed.held.front().ptr(), 1);
+                batch.prefetch_machine(place);
+            },
+            [&](std::size_t place) {
+                if (is_followed(place)) is_known &= read_list(place);
+            });
         return is_known;
     }
 
     Batch batch;
 
   private:
-    /// An engine changes a list at its end only, or gives another one; so far back is looked for a change. Where there is
-    /// one, all before it is looked at too.
-    static constexpr Py_ssize_t kWindow = 64;
+    /// An engine changes a list at its end only, or gives another one. Where one of the last objects is another, so far
+    /// back is looked for a change; where there is one, all before it is looked at too.
+    static constexpr std::size_t kWindow = 64;
 
     void forget(std::size_t row) {
-        if (const auto place = batch.place_of(row)) lists_[*place].reset();
+        if (const auto place = batch.place_of(row)) followed_[*place] = {};
     }
+
+    [[nodiscard]] bool is_followed(std::size_t place) const { return followed_[place].list.is_valid(); }
 
     bool read_list(std::size_t place) {
-        PyObject* list = lists_[place].ptr();
-        const auto known = batch.output(place);
-        const Py_ssize_t size = PyList_GET_SIZE(list);
-        const Py_ssize_t common = std::min(size, static_cast<Py_ssize_t>(known.size()));
-        const auto first_change = [&](Py_ssize_t begin) {
-            while (begin < common && token_at(list, begin) == known[static_cast<std::size_t>(begin)]) ++begin;
-            return begin;
-        };
-        Py_ssize_t kept = first_change(std::max<Py_ssize_t>(0, common - kWindow));
-        if (kept < common) kept = first_change(0);
-        added_.clear();
-        Py_ssize_t index = kept;
-        for (; index < size; ++index) {
-            const auto token = token_at(list, index);
-            if (!token) break;
-            added_.push_back(*token);
+        Followed& followed = followed_[place];
+        if (!followed.is_continued()) {
+            const std::size_t kept = common_start(followed, batch.output(place));
+            batch.cut(place, kept);
+            for (followed.known = kept - std::min(kept, Followed::kHeld); followed.known < kept; ++followed.known)
+                followed.hold(followed.known);
         }
-        batch.set_output(place, static_cast<std::size_t>(kept), added_);
-        return index == size;
+        for (; followed.known < followed.size(); ++followed.known) {
+            const auto token = token_at(followed.list.ptr(), static_cast<Py_ssize_t>(followed.known));
+            if (!token) return false;
+            batch.append(place, *token);
+            followed.hold(followed.known);
+        }
+        return true;
     }
 
-    std::vector<nb::object> lists_;
-    std::vector<Token> added_;
+    /// How many tokens at the start of the list are those that are known.
+    static std::size_t common_start(const Followed& followed, std::span<const Token> known) {
+        const std::size_t common = std::min(followed.size(), known.size());
+        const auto first_change = [&](std::size_t begin) {
+            while (begin < common && token_at(followed.list.ptr(), static_cast<Py_ssize_t>(begin)) == known[begin]) ++begin;
+            return begin;
+        };
+        const std::size_t first = first_change(common - std::min(common, kWindow));
+        return first < common ? first_change(0) : common;
+    }
+
+    std::vector<Followed> followed_;
 };
 
 Element element_of(const std::string& name) {
@@ -206,6 +259,25 @@ void add_entries(CatalogBuilder& builder, const nb::list& entries) {
         }
         builder.add(tokens);
     }
+}
+
+/// Entries that are each followed by the token `end`. Returns how many of them were added: all, or those before the first
+/// one that has no tokens or too many.
+std::size_t add_joined(CatalogBuilder& builder, const nb::list& joined, Token end) {
+    std::vector<Token> tokens;
+    std::size_t added = 0;
+    for (Py_ssize_t index = 0; index < PyList_GET_SIZE(joined.ptr()); ++index) {
+        const Token token = token_at(joined.ptr(), index).value_or(~Token{0});
+        if (token != end) {
+            tokens.push_back(token);
+            continue;
+        }
+        if (tokens.empty() || tokens.size() > CatalogBuilder::kLongestEntry) break;
+        builder.add(tokens);
+        tokens.clear();
+        ++added;
+    }
+    return added;
 }
 
 }  // namespace
@@ -239,6 +311,7 @@ NB_MODULE(_native, module) {
              },
              nb::arg("vocabulary"), nb::arg("fingerprint"))
         .def("add", &add_entries, nb::arg("entries"))
+        .def("add_joined", &add_joined, nb::arg("tokens"), nb::arg("end"))
         .def("write", &CatalogBuilder::write, nb::arg("path"), nb::call_guard<nb::gil_scoped_release>());
 
     nb::class_<Prepared>(module, "Machine");

@@ -34,20 +34,33 @@ std::uint64_t Checksum::value() const {
 }
 
 std::size_t Block::find(Token token) const {
-    const auto found = std::lower_bound(labels.begin(), labels.end(), token, [](std::uint32_t label, Token wanted) {
-        return (label & kLabelToken) < wanted;
-    });
-    if (found == labels.end() || (*found & kLabelToken) != token) return labels.size();
-    return static_cast<std::size_t>(found - labels.begin());
+    if (!cells.empty()) {
+        const std::uint32_t index = token / Cell::kTokens;
+        // Where no cell is left out between the first one and this, it is there.
+        const Cell* cell = &cells[std::min<std::size_t>(index - std::min(index, cells[0].index), cells.size() - 1)];
+        if (cell->index != index) {
+            cell = std::ranges::lower_bound(cells, index, {}, &Cell::index).base();
+            if (cell == cells.end().base() || cell->index != index) return children.size();
+        }
+        const std::uint32_t place = token / 32 % Cell::kWords, bit = std::uint32_t{1} << (token % 32);
+        if ((cell->words[place] & bit) == 0) return children.size();
+        int before = std::popcount(cell->words[place] & (bit - 1));
+        for (std::uint32_t word = 0; word < place; ++word) before += std::popcount(cell->words[word]);
+        return cell->before + static_cast<std::size_t>(before);
+    }
+    const auto found = std::ranges::lower_bound(children, token, {}, &Child::token);
+    if (found == children.end() || found->token() != token) return children.size();
+    return static_cast<std::size_t>(found - children.begin());
 }
 
-std::vector<Cell> cells_of(std::span<const std::uint32_t> labels) {
+std::vector<Cell> cells_of(std::span<const Child> children) {
     std::vector<Cell> cells;
-    for (const std::uint32_t label : labels) {
-        const Token token = label & kLabelToken;
-        const std::uint32_t index = token / 32 / Cell::kWords;
-        if (cells.empty() || cells.back().index != index) cells.push_back({index, {}});
+    for (std::uint32_t before = 0; const Child& child : children) {
+        const Token token = child.token();
+        const std::uint32_t index = token / Cell::kTokens;
+        if (cells.empty() || cells.back().index != index) cells.push_back({index, before, {}});
         cells.back().words[token / 32 % Cell::kWords] |= std::uint32_t{1} << (token % 32);
+        ++before;
     }
     return cells;
 }
@@ -126,9 +139,10 @@ void Catalog::check_structure() {
         const Block one = block(static_cast<std::uint32_t>(place));
         entries += one.entry_ends;
         for (std::size_t child = 0; child < children; ++child) {
-            require(one.token(child) < head.vocabulary && (child == 0 || one.token(child - 1) < one.token(child)));
-            const std::uint32_t pointer = one.pointers[child];
-            switch (one.kind(child)) {
+            const std::uint32_t pointer = one.children[child].pointer;
+            require(one.children[child].token() < head.vocabulary);
+            require(child == 0 || one.children[child - 1].token() < one.children[child].token());
+            switch (one.children[child].kind()) {
                 case Kind::inner:
                     require(pointer < place && is_block[pointer]);
                     break;
@@ -143,7 +157,7 @@ void Catalog::check_structure() {
                     require(false);
             }
         }
-        require(children < kManyChildren || std::ranges::equal(one.cells, cells_of(one.labels)));
+        require(children < kManyChildren || std::ranges::equal(one.cells, cells_of(one.children)));
         is_block[place] = true;
         root_ = static_cast<std::uint32_t>(place);
         place = end;
@@ -154,11 +168,11 @@ void Catalog::check_structure() {
         require(tail(static_cast<std::uint32_t>(place)).first < head.vocabulary);
 
     root_mask_.resize(MaskRow::words_for(head.vocabulary));
-    for (const std::uint32_t label : root().labels)
-        root_mask_[(label & kLabelToken) / 32] |= std::uint32_t{1} << ((label & kLabelToken) % 32);
-    for (std::uint32_t rank = 0; const std::uint32_t word : root_mask_) {
-        root_ranks_.push_back(rank);
-        rank += static_cast<std::uint32_t>(std::popcount(word));
+    for (const Child& child : root().children) root_mask_[child.token() / 32] |= std::uint32_t{1} << (child.token() % 32);
+    root_ranks_.reserve(root_mask_.size());
+    for (std::uint32_t before = 0; const std::uint32_t word : root_mask_) {
+        root_ranks_.push_back({word, before});
+        before += static_cast<std::uint32_t>(std::popcount(word));
     }
 }
 
@@ -166,8 +180,10 @@ std::size_t Catalog::child(const Block& block, Token token) const {
     if (block.place != root_) return block.find(token);
     const std::size_t index = token / 32;
     const std::uint32_t bit = std::uint32_t{1} << (token % 32);
-    if (index >= root_mask_.size() || (root_mask_[index] & bit) == 0) return block.labels.size();
-    return root_ranks_[index] + static_cast<std::size_t>(std::popcount(root_mask_[index] & (bit - 1)));
+    if (index >= root_ranks_.size()) return block.children.size();
+    const auto [word, before] = root_ranks_[index];
+    if ((word & bit) == 0) return block.children.size();
+    return before + static_cast<std::size_t>(std::popcount(word & (bit - 1)));
 }
 
 bool Catalog::continues_with(Token token) const {
@@ -178,13 +194,13 @@ bool Catalog::contains(std::span<const Token> tokens) const {
     Block node = root();
     for (std::size_t index = 0; index < tokens.size(); ++index) {
         const std::size_t next = child(node, tokens[index]);
-        if (next == node.labels.size()) return false;
+        if (next == node.children.size()) return false;
         const auto rest = tokens.subspan(index + 1);
-        switch (node.kind(next)) {
+        switch (node.children[next].kind()) {
             case Kind::leaf:
                 return rest.empty();
             case Kind::tail: {
-                std::uint32_t place = node.pointers[next];
+                std::uint32_t place = node.children[next].pointer;
                 for (std::size_t step = 0; step < rest.size(); ++step, place += kTailToken) {
                     const auto [expected, last] = tail(place);
                     if (expected != rest[step]) return false;
@@ -193,7 +209,7 @@ bool Catalog::contains(std::span<const Token> tokens) const {
                 return false;
             }
             case Kind::inner:
-                node = block(node.pointers[next]);
+                node = block(node.children[next].pointer);
         }
     }
     return node.entry_ends;

@@ -3,9 +3,9 @@
 // The file, in little-endian, is a Header followed by three parts:
 //   blocks         32-bit words. A node with children is a block: one word with the number of children and, in its top bit,
 //                  whether an entry ends here; where there are many children, what they are as a mask, which is the number
-//                  of its cells that are not zero and each Cell; the children's labels in the order of their
-//                  tokens; and as many pointers. A label is a token and, in its top two bits, the child's Kind. Blocks
-//                  come after those of their children; the root is the last one.
+//                  of its cells that are not zero and each Cell; and the children in the order of their tokens, each a
+//                  label and a pointer. A label is a token and, in its top two bits, the child's Kind. Blocks come after
+//                  those of their children; the root is the last one.
 //   continuations  32-bit words: the tokens with which entries go on where others end, in order.
 //   tails          3 bytes a token: how an entry goes on that shares the rest of its way with no other one. The last token
 //                  of a tail has the top bit set.
@@ -48,7 +48,7 @@ struct Header {
 static_assert(sizeof(Header) == 96);
 
 inline constexpr std::array<char, 8> kMagic = {'L', 'P', 'C', 'A', 'T', 'L', 'G', '\n'};
-inline constexpr std::uint32_t kVersion = 2;
+inline constexpr std::uint32_t kVersion = 3;
 inline constexpr std::uint32_t kLargestVocabulary = 1u << 23;
 inline constexpr std::uint32_t kEntryEnds = 1u << 31;
 
@@ -62,8 +62,17 @@ inline constexpr std::size_t kManyChildren = 32;
 /// In words.
 inline constexpr std::size_t kCellSize = sizeof(Cell) / 4;
 
-/// The tokens of labels, which are in order, as a mask without the cells that are zero.
-std::vector<Cell> cells_of(std::span<const std::uint32_t> labels);
+struct Child {
+    std::uint32_t label;
+    /// To the place of a block or of a tail.
+    std::uint32_t pointer;
+
+    [[nodiscard]] Token token() const { return label & kLabelToken; }
+    [[nodiscard]] Kind kind() const { return static_cast<Kind>(label >> kKindShift); }
+};
+
+/// The children's tokens as a mask without the cells that are zero.
+std::vector<Cell> cells_of(std::span<const Child> children);
 
 /// Of bytes that are a multiple of 4 long but for the last call's.
 class Checksum {
@@ -79,13 +88,9 @@ class Checksum {
 struct Block {
     std::uint32_t place;
     bool entry_ends;
-    std::span<const std::uint32_t> labels;
-    std::span<const std::uint32_t> pointers;
+    std::span<const Child> children;
     /// The children's tokens as a mask, if they are many.
     std::span<const Cell> cells;
-
-    [[nodiscard]] Token token(std::size_t child) const { return labels[child] & kLabelToken; }
-    [[nodiscard]] Kind kind(std::size_t child) const { return static_cast<Kind>(labels[child] >> kKindShift); }
 
     /// The child with that token, or the number of children.
     [[nodiscard]] std::size_t find(Token token) const;
@@ -109,11 +114,13 @@ class Catalog {
 
     /// Brings the block or the tail at a place closer to the processor, which will read it soon.
     void prefetch_block(std::uint32_t place) const {
-        __builtin_prefetch(&blocks_[place]);
+        __builtin_prefetch(block_begin(place));
         // A small block may reach into a second cache line.
-        __builtin_prefetch(&blocks_[place] + 12);
+        __builtin_prefetch(block_begin(place) + 12);
     }
-    void prefetch_tail(std::uint32_t place) const { __builtin_prefetch(&tails_[place]); }
+    void prefetch_tail(std::uint32_t place) const { __builtin_prefetch(tail_begin(place)); }
+    [[nodiscard]] const std::uint32_t* block_begin(std::uint32_t place) const { return &blocks_[place]; }
+    [[nodiscard]] const std::uint8_t* tail_begin(std::uint32_t place) const { return &tails_[place]; }
 
     /// The token at a place of the tails, and whether it is the last one.
     [[nodiscard]] std::pair<Token, bool> tail(std::uint32_t place) const;
@@ -121,6 +128,13 @@ class Catalog {
 
     /// The tokens of the root's children as a mask, for the vocabulary of the file.
     [[nodiscard]] std::span<const std::uint32_t> root_mask() const { return root_mask_; }
+
+    /// The same mask; of each word also how many of the root's children have their tokens before it. `child` looks here first.
+    struct Ranked {
+        std::uint32_t word;
+        std::uint32_t before;
+    };
+    [[nodiscard]] std::span<const Ranked> root_ranks() const { return root_ranks_; }
 
     /// Whether an entry goes on with this token where another one ends.
     [[nodiscard]] bool continues_with(Token token) const;
@@ -138,19 +152,18 @@ class Catalog {
     std::span<const std::uint8_t> tails_;
     std::uint32_t root_ = 0;
     std::vector<std::uint32_t> root_mask_;
-    /// How many of the root's children have their tokens before each word of the mask.
-    std::vector<std::uint32_t> root_ranks_;
+    std::vector<Ranked> root_ranks_;
 };
 
 inline Block Catalog::block(std::uint32_t place) const {
     const std::size_t children = blocks_[place] & ~kEntryEnds;
-    const std::uint32_t* labels = &blocks_[place] + 1;
+    const std::uint32_t* words = &blocks_[place] + 1;
     std::span<const Cell> cells;
     if (children >= kManyChildren) {
-        cells = {reinterpret_cast<const Cell*>(labels + 1), *labels};
-        labels += 1 + kCellSize * cells.size();
+        cells = {reinterpret_cast<const Cell*>(words + 1), *words};
+        words += 1 + kCellSize * cells.size();
     }
-    return {place, (blocks_[place] & kEntryEnds) != 0, {labels, children}, {labels + children, children}, cells};
+    return {place, (blocks_[place] & kEntryEnds) != 0, {reinterpret_cast<const Child*>(words), children}, cells};
 }
 
 inline std::pair<Token, bool> Catalog::tail(std::uint32_t place) const {

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <cstdio>
 #include <system_error>
@@ -38,17 +39,28 @@ void CatalogBuilder::add(std::span<const Token> tokens) {
                            std::to_string(kLongestEntry) + " are possible");
     if (*std::max_element(tokens.begin(), tokens.end()) >= vocabulary_)
         throw CatalogError("entry with a token outside the tokenizer's vocabulary");
-    const std::uint64_t second = tokens.size() > 1 ? std::uint64_t{tokens[1]} + 1 : 0;
-    entries_.push_back({(std::uint64_t{tokens[0]} + 1) << 32 | second, tokens_.size(),
-                        static_cast<std::uint32_t>(tokens.size())});
+    entries_.push_back({.place = tokens_.size(), .length = static_cast<std::uint32_t>(tokens.size())});
     tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
+    common_ = std::min(common_, tokens.size());
+    common_ = static_cast<std::size_t>(std::mismatch(tokens.begin(), tokens.begin() + common_, tokens_.begin()).first -
+                                       tokens.begin());
 }
 
 std::span<const Token> CatalogBuilder::tokens_of(const Entry& entry) const {
     return std::span(tokens_).subspan(entry.place, entry.length);
 }
 
+std::uint64_t CatalogBuilder::start_of(const Entry& entry) const {
+    const auto bits = static_cast<std::size_t>(std::bit_width(vocabulary_));
+    const auto tokens = tokens_of(entry);
+    std::uint64_t start = 0;
+    for (std::size_t place = common_, end = common_ + 64 / bits; place < end; ++place)
+        start = start << bits | (place < tokens.size() ? tokens[place] + 1 : 0);
+    return start;
+}
+
 void CatalogBuilder::sort() {
+    for (Entry& entry : entries_) entry.start = start_of(entry);
     std::sort(entries_.begin(), entries_.end(), [this](const Entry& left, const Entry& right) {
         if (left.start != right.start) return left.start < right.start;
         const auto a = tokens_of(left), b = tokens_of(right);
@@ -81,30 +93,28 @@ CatalogBuilder::Node CatalogBuilder::build(std::size_t first, std::size_t last, 
     }
     // In this order the one that ends here, if there is one, comes first.
     const bool entry_ends = entries_[first].length == depth;
-    std::vector<std::uint32_t> labels, pointers;
+    std::vector<Child> children;
     for (std::size_t start = first + entry_ends; start < last;) {
         const Token token = tokens_[entries_[start].place + depth];
         std::size_t stop = start + 1;
         while (stop < last && tokens_[entries_[stop].place + depth] == token) ++stop;
         const Node child = build(start, stop, depth + 1);
-        labels.push_back(token | static_cast<std::uint32_t>(child.kind) << kKindShift);
-        pointers.push_back(child.pointer);
+        children.push_back({token | static_cast<std::uint32_t>(child.kind) << kKindShift, child.pointer});
         if (entry_ends) continuations_[token] = true;
         start = stop;
     }
     const std::size_t place = blocks_.size();
-    if (place + 2 + (2 + kCellSize) * labels.size() > kMostWords) throw CatalogError("has more entries than one file can hold");
-    blocks_.push_back(static_cast<std::uint32_t>(labels.size()) | (entry_ends ? kEntryEnds : 0));
-    if (labels.size() >= kManyChildren) {
-        const auto cells = cells_of(labels);
+    if (place + 2 + (2 + kCellSize) * children.size() > kMostWords) throw CatalogError("has more entries than one file can hold");
+    blocks_.push_back(static_cast<std::uint32_t>(children.size()) | (entry_ends ? kEntryEnds : 0));
+    if (children.size() >= kManyChildren) {
+        const auto cells = cells_of(children);
         blocks_.push_back(static_cast<std::uint32_t>(cells.size()));
-        for (const auto& [index, words] : cells) {
-            blocks_.push_back(index);
+        for (const auto& [index, before, words] : cells) {
+            blocks_.insert(blocks_.end(), {index, before});
             blocks_.insert(blocks_.end(), words.begin(), words.end());
         }
     }
-    blocks_.insert(blocks_.end(), labels.begin(), labels.end());
-    blocks_.insert(blocks_.end(), pointers.begin(), pointers.end());
+    for (const auto& [label, pointer] : children) blocks_.insert(blocks_.end(), {label, pointer});
     return {Kind::inner, static_cast<std::uint32_t>(place)};
 }
 

@@ -26,8 +26,9 @@ class CatalogBuilder {
 
   private:
     struct Entry {
-        // The first two tokens, each plus one, so that most comparisons touch nothing else.
-        std::uint64_t start;
+        /// Some tokens behind those with which all entries begin, each plus one, so that most comparisons touch nothing
+        /// else.
+        std::uint64_t start = 0;
         std::uint64_t place;
         std::uint32_t length;
     };
@@ -38,6 +39,7 @@ class CatalogBuilder {
 
     [[nodiscard]] std::span<const Token> tokens_of(const Entry& entry) const;
     void sort();
+    [[nodiscard]] std::uint64_t start_of(const Entry& entry) const;
     Node build(std::size_t first, std::size_t last, std::size_t depth);
     std::uint32_t add_tail(std::span<const Token> tokens);
 
@@ -45,6 +47,8 @@ class CatalogBuilder {
     Fingerprint fingerprint_;
     std::vector<Token> tokens_;
     std::vector<Entry> entries_;
+    /// With how many tokens all entries begin that are the same.
+    std::size_t common_ = kLongestEntry;
     std::vector<std::uint32_t> blocks_;
     std::vector<std::uint8_t> tails_;
     std::vector<bool> continuations_;

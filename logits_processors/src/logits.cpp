@@ -52,8 +52,9 @@ void write_word(Word* columns, std::uint32_t word, std::size_t count, Word minus
 template <typename Each>
 void for_each_touched(const MaskRow& mask, Each each) {
     const auto size = static_cast<std::uint32_t>(mask.words().size());
-    for (const std::uint32_t cell : mask.touched())
+    mask.touched().for_each([&](std::uint32_t cell) {
         for (std::uint32_t index = Cell::kWords * cell; index < std::min(Cell::kWords * (cell + 1), size); ++index) each(index);
+    });
 }
 
 template <typename Word>

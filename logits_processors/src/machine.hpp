@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -19,6 +20,9 @@ class CatalogStore;
 
 class Machine {
   public:
+    Machine() { will_read(this); }
+    Machine(const Machine&) = delete;
+    Machine& operator=(const Machine&) = delete;
     virtual ~Machine() = default;
 
     /// Back to where no token has been generated.
@@ -30,6 +34,27 @@ class Machine {
     /// Says what may come next: `row.forbid_all()` or `row.allow_all()`, then the tokens that differ. A row that is left
     /// without any token gets the end token from the caller.
     virtual void mask(MaskRow& row) const = 0;
+
+    /// Fetches into the caches what `advance` will read for this token, as far as the machine has said what that is.
+    void prefetch(Token token) const {
+        __builtin_prefetch(reinterpret_cast<const void*>(reads_.always));
+        __builtin_prefetch(reinterpret_cast<const void*>(reads_.table + std::uintptr_t{reads_.stride} * (token >> reads_.shift)));
+    }
+
+  protected:
+    /// Addresses that are far away: one, and that in a table which has `stride` bytes for each two to the `shift` tokens.
+    /// They need not be right: nothing is read.
+    struct Reads {
+        std::uintptr_t always = 0;
+        std::uintptr_t table = 0;
+        std::uint16_t stride = 0;
+        std::uint16_t shift = 0;
+    };
+    void will_read(const void* always) {
+        const auto address = reinterpret_cast<std::uintptr_t>(always);
+        reads_ = {address, address};
+    }
+    mutable Reads reads_;
 };
 
 /// What a machine may ask of its engine while it is made.

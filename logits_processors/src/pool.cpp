@@ -14,12 +14,12 @@ namespace {
 
 constexpr std::chrono::microseconds kLong{200};
 
-void use_all_processors() {
+cpu_set_t all_processors() {
     cpu_set_t all;
     CPU_ZERO(&all);
     // More than there are: the kernel takes those that the container has.
     for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) CPU_SET(cpu, &all);
-    ::sched_setaffinity(0, sizeof(all), &all);
+    return all;
 }
 
 }  // namespace
@@ -32,6 +32,8 @@ Pool::Pool(unsigned threads) {
     for (unsigned index = 1; index < threads; ++index) {
         helpers_.emplace_back([this] { help(); });
         ::pthread_setname_np(helpers_.back().native_handle(), "constraints");
+        const cpu_set_t all = all_processors();
+        ::pthread_setaffinity_np(helpers_.back().native_handle(), sizeof(all), &all);
     }
     ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
@@ -46,12 +48,12 @@ Pool::~Pool() {
     for (auto& helper : helpers_) helper.join();
 }
 
-void Pool::start(std::size_t count, Work work, Wake wake) {
+void Pool::start(std::size_t count, std::size_t share, Work work, Wake wake) {
     {
         const std::lock_guard lock(mutex_);
         work_ = std::move(work);
         count_ = count;
-        share_ = std::clamp<std::size_t>(count / (4 * threads()), 1, 8);
+        share_ = share;
         next_.store(0, std::memory_order_relaxed);
         failure_ = nullptr;
         is_open_ = true;
@@ -61,9 +63,20 @@ void Pool::start(std::size_t count, Work work, Wake wake) {
     if (wake == Wake::now) wake_helpers();
 }
 
+void Pool::leave_processor() {
+    const int own = ::sched_getcpu();
+    if (own < 0 || own == left_) return;
+    left_ = own;
+    cpu_set_t others = all_processors();
+    CPU_CLR(own, &others);
+    // Where there is no other one this does nothing.
+    for (auto& helper : helpers_) ::pthread_setaffinity_np(helper.native_handle(), sizeof(others), &others);
+}
+
 void Pool::wake_helpers() {
+    leave_processor();
     // No more than there is work for.
-    for (std::size_t wanted = std::min(count_, helpers_.size()); wanted > 0; --wanted) started_.notify_one();
+    for (std::size_t wanted = std::min((count_ + share_ - 1) / share_, helpers_.size()); wanted > 0; --wanted) started_.notify_one();
 }
 
 void Pool::join() {
@@ -81,7 +94,6 @@ void Pool::join() {
 }
 
 void Pool::help() {
-    use_all_processors();
     std::uint64_t seen = 0;
     std::unique_lock lock(mutex_);
     while (true) {

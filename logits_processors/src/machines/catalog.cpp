@@ -4,6 +4,7 @@
 // dead end. So each node counts its children below which all are used; when none is left, its parent counts it in turn.
 
 #include <algorithm>
+#include <bit>
 #include <unordered_map>
 
 #include "../catalog_store.hpp"
@@ -16,17 +17,22 @@ namespace {
 constexpr std::int64_t kMostItems = 10'000;
 constexpr std::size_t kLongestSeparator = 64;
 
-class CatalogMachine final : public Machine {
+class alignas(64) CatalogMachine final : public Machine {
   public:
-    CatalogMachine(std::shared_ptr<const Catalog> catalog, std::int64_t items, std::vector<Token> separator,
+    CatalogMachine(std::shared_ptr<const Catalog> catalog, std::int32_t items, std::vector<Token> separator,
                    std::vector<Token> ends)
-        : catalog_(std::move(catalog)), items_(items), ends_(std::move(ends)), separator_(std::move(separator)) {
+        : catalog_(std::move(catalog)),
+          root_(catalog_->root().place),
+          is_list_(items > 1),
+          ends_(std::move(ends)),
+          items_(items),
+          separator_(std::move(separator)) {
         reset();
     }
 
     void reset() override {
         remaining_ = items_;
-        used_.clear();
+        if (is_list_) used_.clear();
         begin_item();
     }
 
@@ -35,7 +41,7 @@ class CatalogMachine final : public Machine {
             case At::block: {
                 const Block block = catalog_->block(place_);
                 const std::size_t child = catalog_->child(block, token);
-                if (child < block.labels.size() && !is_used(block, child))
+                if (child < block.children.size() && !is_used(block, child))
                     step_down(block, child);
                 else
                     leave_item(token, may_end_at(block));
@@ -91,7 +97,7 @@ class CatalogMachine final : public Machine {
 
   private:
     /// Where the last token has led. `lost`: to a place that no mask of ours leads to.
-    enum class At { block, tail, leaf, separator, end, lost };
+    enum class At : std::uint8_t { block, tail, leaf, separator, end, lost };
 
     /// What of a block is used up.
     struct Used {
@@ -105,24 +111,30 @@ class CatalogMachine final : public Machine {
 
     void begin_item() {
         at_ = At::block;
-        place_ = catalog_->root().place;
-        path_.clear();
+        place_ = root_;
+        will_read(catalog_->root_ranks().data());
+        reads_.stride = sizeof(Catalog::Ranked);
+        reads_.shift = 5;
+        if (is_list_) path_.clear();
     }
 
     void step_down(const Block& block, std::size_t child) {
-        if (items_ > 1) path_.push_back({block.place, static_cast<std::uint32_t>(child)});
-        place_ = block.pointers[child];
-        switch (block.kind(child)) {
+        if (is_list_) path_.push_back({block.place, static_cast<std::uint32_t>(child)});
+        place_ = block.children[child].pointer;
+        switch (block.children[child].kind()) {
             case Kind::inner:
                 at_ = At::block;
                 catalog_->prefetch_block(place_);
+                will_read(catalog_->block_begin(place_));
                 break;
             case Kind::leaf:
                 at_ = At::leaf;
+                __builtin_prefetch(ends_.data());
                 break;
             case Kind::tail:
                 at_ = At::tail;
                 catalog_->prefetch_tail(place_);
+                will_read(catalog_->tail_begin(place_));
                 break;
         }
     }
@@ -158,11 +170,11 @@ class CatalogMachine final : public Machine {
     [[nodiscard]] bool is_used_up(std::uint32_t place) const {
         const Block block = catalog_->block(place);
         const Used& used = used_.at(place);
-        return used.children.size() == block.labels.size() && (!block.entry_ends || used.entry);
+        return used.children.size() == block.children.size() && (!block.entry_ends || used.entry);
     }
 
     [[nodiscard]] const Used* used_of(const Block& block) const {
-        if (used_.empty()) return nullptr;
+        if (!is_list_ || used_.empty()) return nullptr;
         const auto found = used_.find(block.place);
         return found == used_.end() ? nullptr : &found->second;
     }
@@ -179,16 +191,22 @@ class CatalogMachine final : public Machine {
 
     void mask_block(MaskRow& row) const {
         const Block block = catalog_->block(place_);
-        const auto count = static_cast<std::uint32_t>(block.labels.size());
+        const auto count = static_cast<std::uint32_t>(block.children.size());
         if (block.cells.empty() || catalog_->header().vocabulary > row.vocabulary())
-            for (std::size_t child = 0; child < count; ++child) row.allow(block.token(child));
-        else if (place_ == catalog_->root().place && count > catalog_->root_mask().size() / 8)
+            for (const Child& child : block.children) row.allow(child.token());
+        else if (place_ == root_ && count > catalog_->root_mask().size() / 8)
             // The root is where most children are, and where every item begins.
             row.allow_set(catalog_->root_mask(), count);
         else
             row.allow_cells(block.cells, count);
+        if (!block.cells.empty() && place_ != root_) {
+            // Where the one for a token is if none is left out before it.
+            reads_.table = reinterpret_cast<std::uintptr_t>(block.cells.data()) - sizeof(Cell) * block.cells.front().index;
+            reads_.stride = sizeof(Cell);
+            reads_.shift = std::countr_zero(Cell::kTokens);
+        }
         if (const Used* used = used_of(block))
-            for (const std::uint32_t child : used->children) row.forbid(block.token(child));
+            for (const std::uint32_t child : used->children) row.forbid(block.children[child].token());
         if (may_end_at(block)) allow_leaving(row);
     }
 
@@ -199,16 +217,18 @@ class CatalogMachine final : public Machine {
             for (const Token end : ends_) row.allow(end);
     }
 
-    // In the order of how often they are needed, so that most steps read few cache lines.
+    // In the order of how often they are needed: most steps read the first cache line alone.
     std::shared_ptr<const Catalog> catalog_;
-    At at_ = At::block;
+    std::uint32_t root_;
     /// Of a block or in the tails; in a separator, how many of its tokens have come.
     std::uint32_t place_ = 0;
-    std::int64_t items_;
-    std::int64_t remaining_ = 0;
-    std::unordered_map<std::uint32_t, Used> used_;
+    At at_ = At::block;
+    bool is_list_;
+    std::int32_t remaining_ = 0;
     std::vector<Token> ends_;
+    std::int32_t items_;
     std::vector<Token> separator_;
+    std::unordered_map<std::uint32_t, Used> used_;
     /// From the root to where the current entry has come; kept for lists only.
     std::vector<Step> path_;
 };
@@ -241,7 +261,7 @@ std::unique_ptr<Machine> make(const Arguments& arguments, const Setting& setting
     } else if (arguments.has("separator")) {
         arguments.refuse("separator", "is for lists: give the number of items too.");
     }
-    return std::make_unique<CatalogMachine>(std::move(catalog), items, std::move(separator), setting.ends);
+    return std::make_unique<CatalogMachine>(std::move(catalog), static_cast<std::int32_t>(items), std::move(separator), setting.ends);
 }
 
 const Registered registered("catalog", {"name", "items", "separator"}, make);

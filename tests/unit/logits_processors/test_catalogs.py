@@ -1,14 +1,18 @@
 """Catalogues: what is built holds exactly what was given, small; what is not whole is not opened; the command."""
 
+import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from logits_processors import tokens
 from logits_processors._native import LONGEST_ENTRY, Catalog, CatalogBuilder, CatalogError
 from logits_processors.catalogs import BuildError, build, load_tokenizer
 
@@ -132,13 +136,83 @@ def test_the_command_builds_and_shows(model: Path, tmp_path: Path) -> None:
 
 def test_progress_ends_at_the_whole_file(model: Path, tmp_path: Path) -> None:
     source = tmp_path / "many.txt"
-    source.write_text("".join(f"item {number}\n" for number in range(120_000)))
+    source.write_text("".join(f"item {number}\n" for number in range(25_000)))
     seen: list[tuple[int, float]] = []
     built = build(source, load_tokenizer(model), tmp_path / "many.catalog", lambda *step: seen.append(step))
-    assert built.entries == 120_000
-    assert [count for count, _ in seen] == [50_000, 100_000, 120_000]
+    assert built.entries == 25_000
+    assert [count for count, _ in seen] == [10_000, 20_000, 25_000]
     assert [part for _, part in seen] == sorted(part for _, part in seen)
     assert seen[-1][1] == 1
+
+
+def _word_piece() -> Any:
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+    pieces = ["[UNK]", "a", "b", "##a", "##b", "##ab", "."]
+    tokenizer = Tokenizer(models.WordPiece({piece: index for index, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return tokenizer
+
+
+def _unigram() -> Any:
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+    pieces = [("<unk>", 0.0), ("▁", -2.0), ("a", -1.0), ("b", -1.5), ("▁a", -1.2), ("ab", -2.0), (".", -3.0)]
+    tokenizer = Tokenizer(models.Unigram(pieces, 0, False))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Strip()])
+    # Puts something before the first word of a text only.
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    return tokenizer
+
+
+def _byte_level_with_frame() -> Any:
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {piece: index for index, piece in enumerate([*alphabet, "ab", "<s>"])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [("a", "b")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", vocabulary["<s>"])]
+    )
+    tokenizer.add_special_tokens(["<s>"])
+    return tokenizer
+
+
+@pytest.mark.parametrize("make", [_word_piece, _unigram, _byte_level_with_frame])
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["ab"],
+        ["ab", "a b"],
+        ["a b ", " ab", "a.b.", "  ", "\u00e9a", "ab\u3000a", "<s>", "b"],
+        # What ends each of them inside.
+        ["a", "a\U0010fffe\uffffb", "b"],
+    ],
+)
+def test_texts_that_are_encoded_together_get_the_tokens_that_each_has_alone(
+    make: Callable[[], Any], texts: list[str]
+) -> None:
+    joined, alone = tokens.Joined(make()), tokens.plain(make())
+    expected = [[*alone.encode(text, add_special_tokens=False).ids, joined.end] for text in texts]
+    assert joined.encode(texts) == [token for ids in expected for token in ids]
+    assert joined.end >= tokens.vocabulary_size(make())
+
+
+def test_building_leaves_the_environment_and_the_processors_as_they_were(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "things.txt"
+    source.write_text("a\n")
+    processors = os.sched_getaffinity(0)
+    for before in (None, "true"):
+        monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
+        if before is not None:
+            monkeypatch.setenv("TOKENIZERS_PARALLELISM", before)
+        build(source, load_tokenizer(model), tmp_path / "things.catalog", lambda *_: None)
+        assert os.environ.get("TOKENIZERS_PARALLELISM") == before
+    assert os.sched_getaffinity(0) == processors
 
 
 def test_what_the_tokenizer_alters_is_told(model: Path, tmp_path: Path) -> None:
@@ -159,6 +233,8 @@ def test_what_the_tokenizer_alters_is_told(model: Path, tmp_path: Path) -> None:
         (b"\n\n", "has no entries"),
         (b"fine\nb\xffd\n", "line 2: is not UTF-8"),
         (b"fine\n" + b"x y " * 2000 + b"\n", "line 2: an entry has 1 to 1024 tokens, this one has"),
+        (b"\r\nfine\n" * 6000 + b"x y " * 2000, "line 12001: an entry has 1 to 1024 tokens, this one has"),
+        (b"\nfine\n" * 6000 + b"\nb\xffd", "line 12002: is not UTF-8"),
     ],
 )
 def test_a_wrong_text_is_an_error_with_its_line(model: Path, tmp_path: Path, content: bytes, why: str) -> None:

@@ -1,5 +1,6 @@
 """Masks of single rows, as a reader would work them out; and what a batch refuses."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -162,6 +163,52 @@ def test_a_token_that_has_become_another(length: int, place: int) -> None:
     output[place % length] = 7
     output[-1] = 8
     assert allowed(batch) == set(range(1000)) - set(output)
+
+
+def test_a_list_with_other_objects_for_the_same_tokens() -> None:
+    batch, output = Batch(1000, 1, 1), [300 + token for token in range(20)]
+    constraints = Constraints(None, _FINGERPRINT, lambda _: [])
+    batch.put(0, constraints.make({"no_repeat_ngram": {"size": 1}}, [_END]), output)
+    assert allowed(batch) == set(range(1000)) - set(output)
+    for added in (400, 401):
+        output[:] = [int(str(token)) for token in output] + [added]
+        assert allowed(batch) == set(range(1000)) - set(output)
+
+
+@pytest.mark.parametrize("length", [1, 4, 6, 7, 30])
+@pytest.mark.parametrize("kept", [0, 1, 3, 6, 29])
+@pytest.mark.parametrize("added", [0, 1, 3, 40])
+def test_a_list_that_shrinks_and_grows_between_two_looks(length: int, kept: int, added: int) -> None:
+    batch, output = Batch(1000, 1, 1), [300 + token for token in range(length)]
+    constraints = Constraints(None, _FINGERPRINT, lambda _: [])
+    batch.put(0, constraints.make({"no_repeat_ngram": {"size": 1}}, [_END]), output)
+    assert allowed(batch) == set(range(1000)) - set(output)
+    output[kept:] = [500 + token for token in range(added)]
+    assert allowed(batch) == set(range(1000)) - set(output)
+    output.append(900)
+    assert allowed(batch) == set(range(1000)) - set(output)
+
+
+def test_the_other_threads_leave_the_callers_processor_to_it(constraints: Constraints) -> None:
+    processors = os.sched_getaffinity(0)
+    own = min(processors)
+    os.sched_setaffinity(0, {own})
+    try:
+        batch = Batch(_VOCABULARY, 1, 3)
+        batch.put(0, constraints.make({"catalog": {"name": "few"}}, [_END]), [])
+        logits = np.zeros((1, _VOCABULARY), np.float32)
+        batch.apply(logits.ctypes.data, _VOCABULARY, 1, _VOCABULARY, "float32")
+        threads = [int(task.name) for task in Path("/proc/self/task").iterdir() if _name(task) == "constraints"]
+        assert len(threads) == 2
+        for thread in threads:
+            # Where there is no other processor they share it.
+            assert os.sched_getaffinity(thread) == (processors - {own} or processors)
+    finally:
+        os.sched_setaffinity(0, processors)
+
+
+def _name(task: Path) -> str:
+    return (task / "comm").read_text().strip()
 
 
 def test_the_memory_that_a_device_gets(constraints: Constraints) -> None:

@@ -89,12 +89,12 @@ void run_batches(const std::string& folder) {
             for (const auto& [row, place] : batch.constrained()) {
                 const std::size_t known = batch.output(place).size();
                 if (below(20) == 0 && known > 0)
-                    batch.set_output(place, below(known), {});
+                    batch.cut(place, below(known));
                 else if (below(2) == 0) {
                     Token token = static_cast<Token>(below(kVocabulary));
                     for (std::uint32_t column = 0; column < kVocabulary && below(10) != 0; ++column)
                         if (logits[row * (kVocabulary + 5) + column] == 1) token = column;
-                    batch.set_output(place, known, std::span(&token, 1));
+                    batch.append(place, token);
                 }
             }
             batch.start();
@@ -128,7 +128,9 @@ void change_rows() {
                 if (below(2) == 0) {
                     for (std::size_t number = below(40); number > 0; --number)
                         allowed.insert(static_cast<Token>(below(vocabulary)));
-                    const auto cells = cells_of(std::vector<std::uint32_t>(allowed.begin(), allowed.end()));
+                    std::vector<Child> children;
+                    for (const Token token : allowed) children.push_back({token, 0});
+                    const auto cells = cells_of(children);
                     set.assign(size, 0);
                     for (const Token token : allowed) set[token / 32] |= std::uint32_t{1} << (token % 32);
                     if (below(2) == 0)
@@ -221,7 +223,7 @@ void open_hostile_files(const std::string& folder) {
                 const auto allowed = std::find(logits.begin(), logits.end(), 1.0f);
                 require(allowed != logits.end(), "a row without any token");
                 const Token token = static_cast<Token>(allowed - logits.begin());
-                batch.set_output(*place, batch.output(*place).size(), std::span(&token, 1));
+                batch.append(*place, token);
             }
             ++opened;
         } catch (const ArgumentError&) {
