@@ -1,8 +1,8 @@
 """Requests of known forms, from the bytes of the client's socket to those of Triton's without a task.
 
 Everything up to the first byte to Triton is done at once when the request has come, and everything else as Triton's
-bytes come. What waits for a new connection, what comes by a subscription, and whatever goes wrong at an instance goes
-on as a task, as every other request does (`gateway.api.generate`).
+bytes come. What comes by a subscription, and whatever goes wrong at an instance, goes on as a task, as every other
+request does (`gateway.api.generate`).
 """
 
 import asyncio
@@ -169,6 +169,7 @@ class _Run:
         "_answer",
         "_answer_id",
         "_body",
+        "_connecting",
         "_course",
         "_direct",
         "_entry",
@@ -280,14 +281,24 @@ class _Run:
             )
         except ApiError:
             return False
-        if generation is None or not generation.begin(self._news):
+        if generation is None:
             return False
         self._generation = generation
         self._answer_id, self._writer = answer_id, form.again.writer(answer_id, int(time.time()))
         record.sent()
         record.went_directly()
         lease.run(self)
+        # Unless the instance was given up just now.
+        if self._generation is generation and not generation.begin(self._news):
+            self._connecting = asyncio.get_running_loop().create_task(self._connect(generation))
         return True
+
+    async def _connect(self, generation: Generation) -> None:
+        try:
+            await generation.connect(self._news)
+        except Exception as error:
+            if self._generation is generation:
+                self._ended_by(error)
 
     def _news(self) -> None:
         """Something may have come from the instance, or the client reads on."""
@@ -315,7 +326,8 @@ class _Run:
         answer, record = self._answer, self._record
         now = time.monotonic()
         if not record.head_at:
-            record.admitted(0.0)
+            assert self._generation is not None
+            record.admitted(self._generation.connect_seconds)
             if record.stream:
                 self._begin()
         before = answer.completion_tokens

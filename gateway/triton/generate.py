@@ -159,10 +159,7 @@ class Call:
             except BrokenConnection as error:
                 if error.answered:
                     raise
-        started = time.monotonic()
-        connection = await self._connections.connect()
-        self.connect_seconds = time.monotonic() - started
-        return await self._send(connection)
+        return await self._send(await self._connect())
 
     def begin(self, listener: Callable[[], None]) -> bool:
         """Send the request without waiting, where there is a kept connection; False where there is none. `listener` is
@@ -170,10 +167,16 @@ class Call:
         kept = None if self._is_lasting else self._connections.take_idle()
         if kept is None:
             return False
-        self._connection = kept
-        kept.listener = listener
-        kept.send(self._request)
+        self._start(kept, listener)
         return True
+
+    async def connect(self, listener: Callable[[], None]) -> None:
+        """`begin` on a new connection. Raises `ConnectError`, or what `cancel` was given."""
+        connection = await self._connect()
+        if self._failure is not None:
+            connection.close()
+            raise self._failure
+        self._start(connection, listener)
 
     @property
     def status(self) -> int:
@@ -245,6 +248,17 @@ class Call:
             connection.close()
             connection.wake()
             connection.listener = None
+
+    def _start(self, connection: "_Connection", listener: Callable[[], None]) -> None:
+        self._connection = connection
+        connection.listener = listener
+        connection.send(self._request)
+
+    async def _connect(self) -> "_Connection":
+        started = time.monotonic()
+        connection = await self._connections.connect()
+        self.connect_seconds = time.monotonic() - started
+        return connection
 
     async def _send(self, connection: "_Connection") -> int:
         if self._failure is not None:

@@ -78,11 +78,9 @@ class Generation:
             status = await self._call.head()
             refusal = await self._call.error_body() if status != 200 else b""
         except ConnectError:
-            problem = "the Triton server cannot be reached"
-            raise InstanceFailure("The inference server cannot be reached.", problem, unreachable=True) from None
+            raise self._unreachable() from None
         except BrokenConnection:
-            message = "The inference server closed the connection before it answered."
-            raise InstanceFailure(message, "it closes connections before it answers") from None
+            raise self._closed_early() from None
         if status != 200:
             raise self._refusal(status, refusal)
         self._first = await self.deltas()
@@ -92,9 +90,16 @@ class Generation:
         once the request has been sent."""
         return self._call.begin(listener)
 
+    async def connect(self, listener: Callable[[], None]) -> None:
+        """`begin` on a new connection. Raises as `open` does."""
+        try:
+            await self._call.connect(listener)
+        except ConnectError:
+            raise self._unreachable() from None
+
     def news(self) -> list[Delta] | None:
         """What came since the last call, if anything; None at the end. Raises as `open` and `deltas` do, and
-        `BrokenConnection` where it is to be asked anew, since no byte of an answer came."""
+        `BrokenConnection` where it is to be asked anew: a kept connection ended before a byte of an answer came."""
         try:
             status = self._call.status
             if status not in (0, 200):
@@ -105,6 +110,8 @@ class Generation:
         except BrokenConnection as error:
             if error.answered:
                 raise self._died() from None
+            if self.connect_seconds:
+                raise self._closed_early() from None
             raise
         return self._take() if status else []
 
@@ -194,6 +201,16 @@ class Generation:
     def close(self) -> None:
         """Let go of the instance; a generation that is not at its end is cancelled."""
         self._call.cancel(RuntimeError("the generation was closed"))
+
+    @staticmethod
+    def _unreachable() -> InstanceFailure:
+        problem = "the Triton server cannot be reached"
+        return InstanceFailure("The inference server cannot be reached.", problem, unreachable=True)
+
+    @staticmethod
+    def _closed_early() -> InstanceFailure:
+        message = "The inference server closed the connection before it answered."
+        return InstanceFailure(message, "it closes connections before it answers")
 
     @staticmethod
     def _died() -> InstanceFailure:

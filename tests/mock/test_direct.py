@@ -3,11 +3,13 @@ theirs, also where something goes wrong."""
 
 import contextlib
 import json
+import os
 import re
 import signal
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from bench.mock_engine.running import MockEngine, running_mock_engine
 from tests.mock.test_keys import new_key
 from tests.support.chat import MODEL, events, joined
 from tests.support.gateway import Gateway, running_gateway
+from tests.support.service import is_alive
 from tests.support.waiting import wait_for
 
 PATH = "/v1/chat/completions"
@@ -219,6 +222,37 @@ def test_a_kept_connection_that_the_server_closed_is_no_failure(
     assert ask(client, seed=46).status_code in (200, 503)
     engine.clear_faults()
     wait_for(lambda: ask(client, seed=46).status_code == 200)
+
+
+def test_many_at_once_each_on_a_new_connection(gateway: Gateway, client: httpx.Client, engine: MockEngine) -> None:
+    for stream in (False, True):
+        learned(gateway, client, engine, stream=stream, seed=48)
+        before = gateway.metric("gateway_direct_requests_total")
+        engine.add_fault(token_interval_ms=20, next=24)
+        with ThreadPoolExecutor(24) as pool:
+            asked = [pool.submit(ask, client, str(number), stream=stream, seed=48) for number in range(24)]
+            answers = [future.result() for future in asked]
+        assert {answer.status_code for answer in answers} == {200}
+        assert gateway.metric("gateway_direct_requests_total") == before + 24
+        assert len(engine.wait_for_requests(24)) == 24
+
+
+def test_an_instance_that_is_gone(repository: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(running_mock_engine(model_repository=repository))
+        flags = ("--triton", first.url, "--model-repository", str(repository))
+        gateway = stack.enter_context(running_gateway(*flags))
+        client = stack.enter_context(httpx.Client(base_url=gateway.wait_until_ready().url))
+        learned(gateway, client, seed=49)
+        with socket.socket() as taken:
+            os.kill(first.pid, signal.SIGKILL)
+            wait_for(lambda: not is_alive(str(first.pid)))
+            # Nobody answers there any more, and nobody else may take the place.
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            taken.bind(("127.0.0.1", int(first.url.rpartition(":")[2])))
+            answers = [ask(client, seed=49), ask(client, seed=50)]
+            assert {answer.status_code for answer in answers} == {503}
+            wait_for(lambda: gateway.metric("gateway_requests_in_flight") == 0)
 
 
 def test_a_request_moves_once_to_another_instance(repository: Path, engine: MockEngine) -> None:
