@@ -35,11 +35,10 @@ from gateway.checker import Checker
 from gateway.checker_lane import CannotStart
 from gateway.desk.link import RemoteDesk
 from gateway.desk.local import LocalDesk
-from gateway.models import BROKEN, ServedModel, not_ready
-from gateway.models import named as model_named
+from gateway.models import BROKEN, ServedModel, named, not_ready
 from gateway.observe import instances, loop, multiprocess
 from gateway.observe.metrics import REGISTRY
-from gateway.observe.record import ServiceLevel, begin, named, record_of
+from gateway.observe.record import Record, ServiceLevel, begin, naming, record_of
 from gateway.observe.requests import Requests
 from gateway.observe.tracing import Tracing
 from gateway.openai.errors import ApiError, bad_request
@@ -101,9 +100,10 @@ class Gateway:
         if scope["type"] != "http":
             await self._rest(scope, receive, send)
             return
-        record = self._requests.begin(scope)
+        record = Record(scope)
+        self._requests.begin(record)
         begin(scope, record)
-        send = named(record, send)
+        send = naming(record, send)
         try:
             record.key = self.access.authenticate(scope)
             route = self._ahead.get(scope["path"]) if scope["method"] == "POST" else None
@@ -217,7 +217,7 @@ class Gateway:
 
         @app.get("/v1/models/{name:path}", summary="One served model", responses=document.ONE_MODEL)
         async def model(name: str, request: Request) -> dict[str, Any]:
-            found = model_named(self.models, name, record_of(request.scope).key)
+            found = named(self.models, name, record_of(request.scope).key)
             ready = self._ready_version(name)
             if ready is None:
                 raise not_ready(name, self.table.why_not_ready(found.triton_model))

@@ -29,7 +29,7 @@ from gateway.api.relay import Passage, Relay
 from gateway.desk.front import Front, Lease
 from gateway.models import ServedModels
 from gateway.new_id import new_id
-from gateway.observe.record import CLIENT_GONE, Record, named
+from gateway.observe.record import CLIENT_GONE, Record, naming
 from gateway.observe.requests import Requests
 from gateway.openai import sse
 from gateway.openai.errors import ApiError
@@ -114,13 +114,12 @@ class Direct:
         contract = self.front.table.contract(model.triton_model)
         if contract is None:
             return False
-        is_other = contract is not form.contract and contract != form.contract
         name = form.request.model
         # Which of several versions a request is for is decided each time, the usual way.
-        if is_other or self._models.get(name) is not model or name in self.front.weights:
+        if contract != form.contract or self._models.get(name) is not model or name in self.front.weights:
             self._forms.outdated(form)
             return False
-        record = self.requests.begin(scope)
+        record = Record(scope)
         record.key = key
         record.body_at = record.started_at
         record.body_bytes = len(known.body)
@@ -130,6 +129,7 @@ class Direct:
         except Exception:
             # The usual way knows what to say of messages that the template refuses.
             return False
+        self.requests.begin(record)
         _Run(self, exchange(), record, form, prompt, known.body).enter()
         return True
 
@@ -265,8 +265,7 @@ class _Run:
     def _ask(self, lease: Lease) -> bool:
         """Send the request; False where that takes a task."""
         form, record = self._form, self._record
-        is_other = lease.contract is not form.contract and lease.contract != form.contract
-        if form.parts is None or is_other or lease.model != form.model.triton_model:
+        if form.parts is None or lease.contract != form.contract or lease.model != form.model.triton_model:
             return False
         answer_id = f"chatcmpl-{new_id()}"
         try:
@@ -462,7 +461,7 @@ class _Run:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            sends = named(self._record, send)
+            sends = naming(self._record, send)
             await self._direct.route.guarded(self._record, sends, self._served(sends))
         finally:
             self._is_over = True

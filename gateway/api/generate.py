@@ -454,7 +454,7 @@ class GenerateRoute(Generic[_Request]):
     ) -> None:
         """What `lease` gives place for. `failure`: of its instance, to which the request has been sent already.
         `begun`: where the client has the head of a stream, and perhaps what stands before the first token."""
-        with counted(lease, record) as answers:
+        with _counted(lease, record) as answers:
             job = await self._job(plan, record, lease, course, begun)
             record.sent()
             try:
@@ -532,8 +532,7 @@ class GenerateRoute(Generic[_Request]):
 
     async def _for_lease(self, plan: _Plan[_Request], record: Record, lease: Lease) -> _Plan[_Request]:
         """The plan for where the request goes: another version of the model, or an instance with another backend."""
-        is_same = lease.contract is plan.contract or lease.contract == plan.contract
-        if is_same and lease.model == plan.model.triton_model:
+        if lease.contract == plan.contract and lease.model == plan.model.triton_model:
             return plan
         model = named(self._models, plan.request.model, record.key, lease.model)
         request = plan.request if plan.body is None else self._dialect.parse(plan.body)
@@ -781,7 +780,7 @@ class GenerateRoute(Generic[_Request]):
 
 
 @contextlib.contextmanager
-def counted(lease: Lease, record: Record) -> Iterator[list[Answer]]:
+def _counted(lease: Lease, record: Record) -> Iterator[list[Answer]]:
     """While a request is at an instance; put its answers into the list in the end."""
     answers: list[Answer] = []
     try:

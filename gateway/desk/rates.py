@@ -61,10 +61,6 @@ class Rates:
 
     def admit(self, key: str, limits: Limits, tokens: int, now: float) -> Exceeded | None:
         """Charge one request and its estimated `tokens`, or say why not and charge nothing."""
-        if limits.requests_per_minute is None and limits.tokens_per_minute is None:
-            self._requests.pop(key, None)
-            self._tokens.pop(key, None)
-            return None
         requests = _filled(self._requests, key, limits.requests_per_minute, now)
         budget = _filled(self._tokens, key, limits.tokens_per_minute, now)
         found = [

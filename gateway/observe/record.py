@@ -268,7 +268,7 @@ def begin(scope: Scope, record: Record) -> None:
     scope[_SCOPE_KEY] = record
 
 
-def named(record: Record, send: Send) -> Send:
+def naming(record: Record, send: Send) -> Send:
     """What is sent with it names the request, and `record` notes its status."""
 
     def send_named(event: Event) -> Any:

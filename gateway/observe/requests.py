@@ -1,6 +1,5 @@
 """What is done at the beginning and at the end of every request, whichever way it goes."""
 
-from gateway.api.http import Scope
 from gateway.observe import request_log
 from gateway.observe.record import Record, ServiceLevel
 from gateway.observe.tracing import Tracing
@@ -13,11 +12,9 @@ class Requests:
         self._level = level
         self._tracing = tracing
 
-    def begin(self, scope: Scope) -> Record:
-        record = Record(scope)
+    def begin(self, record: Record) -> None:
         if self._tracing is not None and not record.is_probe:
             record.span = self._tracing.begin(record)
-        return record
 
     def end(self, record: Record) -> None:
         """Whatever came of it: the metrics, the log line, the spans."""

@@ -34,10 +34,6 @@ class State(StrEnum):
     EJECTED = "ejected"
 
 
-OPEN = (State.READY, State.RAMPING, State.HALF_OPEN)
-"""Those in which it takes requests at all, be it one at a time."""
-
-
 @dataclass(slots=True)
 class Health:
     """`reason` says in a sentence, without a full stop, why it is not ready; empty where it is. `trial`: while it is
@@ -55,7 +51,7 @@ class Health:
     @property
     def is_open(self) -> bool:
         """Whether it takes requests at all, be it one at a time."""
-        return self.state in OPEN
+        return self.state in (State.READY, State.RAMPING, State.HALF_OPEN)
 
     @property
     def takes(self) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.routing.health import OPEN, Health, State
+from gateway.routing.health import Health, State
 from gateway.triton.contract import Backend, ModelContract
 
 NOT_YET = "no Triton server answered yet"
@@ -35,8 +35,7 @@ class Target:
 
     @property
     def takes(self) -> bool:
-        instance = self.instance
-        return self.health.takes and not (instance.draining or instance.removed)
+        return self.health.takes and not self.instance.is_closed
 
     @property
     def reason(self) -> str:
@@ -93,13 +92,7 @@ class Table:
         return None if target is None else target.contract
 
     def _open(self, model: str) -> Target | None:
-        # Asked several times for every request.
-        if model in self.models:
-            for instance in self.instances.values():
-                target = instance.targets.get(model)
-                if target is not None and target.health.state in OPEN and not (instance.draining or instance.removed):
-                    return target
-        return None
+        return next((target for target in self.targets(model) if target.is_open), None)
 
     def why_not_ready(self, model: str) -> str:
         """In the words of the first instance that has a reason of its own, without a full stop."""

@@ -8,7 +8,6 @@ for NVIDIA's stock one (STOCK). Pure: values in, values out. The other half of t
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -30,9 +29,8 @@ class Backend(StrEnum):
     STOCK = "stock"
 
 
-@dataclass(frozen=True, slots=True)
-class ModelContract:
-    """What a ready model takes: which backend serves it, and the names of its inputs."""
+class ModelContract(NamedTuple):
+    """What a ready model takes: which backend serves it, and the names of its inputs. Compared for every request."""
 
     backend: Backend
     inputs: frozenset[str]

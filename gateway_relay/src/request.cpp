@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "http.hpp"
 #include "utf8.hpp"
 
 namespace request {
@@ -19,33 +20,18 @@ bool is_token(char c) {
            kMarks.find(c) != std::string_view::npos;
 }
 
-std::string lower(std::string_view text) {
-    std::string out(text);
-    for (char& c : out) {
-        if (c >= 'A' && c <= 'Z') c = static_cast<char>(c + ('a' - 'A'));
-    }
-    return out;
-}
-
-std::string_view trimmed(std::string_view text) {
-    const auto is_blank = [](char c) { return c == ' ' || c == '\t'; };
-    while (!text.empty() && is_blank(text.front())) text.remove_prefix(1);
-    while (!text.empty() && is_blank(text.back())) text.remove_suffix(1);
-    return text;
-}
-
 /// One line of a head, without its end. False where it is anything out of the ordinary.
 bool read_header(std::string_view line, Head& head) {
     const std::size_t colon = line.find(':');
     if (colon == 0 || colon == std::string_view::npos) return false;
-    const std::string_view name = line.substr(0, colon), value = trimmed(line.substr(colon + 1));
+    const std::string_view name = line.substr(0, colon), value = http::stripped(line.substr(colon + 1), " \t");
     if (!std::all_of(name.begin(), name.end(), is_token)) return false;
     const auto is_control = [](char c) {
         const auto code = static_cast<unsigned char>(c);
         return (code < 0x20 && c != '\t') || code == 0x7f;
     };
     if (std::any_of(value.begin(), value.end(), is_control)) return false;
-    head.headers.emplace_back(lower(name), value);
+    head.headers.emplace_back(http::lower(name), value);
     return true;
 }
 
@@ -206,7 +192,7 @@ Verdict read_head(std::string_view data, std::string_view path, std::size_t long
             const auto [stop, error] = std::from_chars(value.data(), value.data() + value.size(), length);
             if (has_length || error != std::errc() || stop != value.data() + value.size()) return Verdict::kOther;
             has_length = true;
-        } else if (name == "connection" && lower(value) != "keep-alive") {
+        } else if (name == "connection" && http::lower(value) != "keep-alive") {
             return Verdict::kOther;
         } else if (name == "transfer-encoding" || name == "expect" || name == "upgrade") {
             return Verdict::kOther;

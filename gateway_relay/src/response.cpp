@@ -4,6 +4,8 @@
 #include <charconv>
 #include <limits>
 
+#include "http.hpp"
+
 namespace response {
 
 namespace {
@@ -12,20 +14,8 @@ bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
 bool is_number(std::string_view text) { return !text.empty() && std::all_of(text.begin(), text.end(), is_digit); }
 
-std::string_view stripped(std::string_view text) {
-    constexpr std::string_view kBlanks = " \t\n\r\x0b\x0c";
-    const std::size_t begin = text.find_first_not_of(kBlanks);
-    if (begin == std::string_view::npos) return {};
-    return text.substr(begin, text.find_last_not_of(kBlanks) + 1 - begin);
-}
-
-std::string lower(std::string_view text) {
-    std::string out(text);
-    for (char& c : out) {
-        if (c >= 'A' && c <= 'Z') c = static_cast<char>(c + ('a' - 'A'));
-    }
-    return out;
-}
+/// As Python's `bytes.strip`.
+std::string_view stripped(std::string_view text) { return http::stripped(text, " \t\n\r\x0b\x0c"); }
 
 /// What stands before the first `mark`, and behind it; nothing behind where there is none.
 std::pair<std::string_view, std::string_view> parted(std::string_view text, char mark) {
@@ -94,9 +84,9 @@ bool Parser::parse_head(std::string_view& data) {
     std::optional<std::string_view> length;
     while (!lines.empty()) {
         const auto [name, value] = parted(next_line(), ':');
-        const std::string known = lower(stripped(name));
-        if (known == "connection") connection = lower(stripped(value));
-        if (known == "transfer-encoding") coding = lower(stripped(value));
+        const std::string known = http::lower(stripped(name));
+        if (known == "connection") connection = http::lower(stripped(value));
+        if (known == "transfer-encoding") coding = http::lower(stripped(value));
         if (known == "content-length") length = stripped(value);
     }
     status = found;

@@ -189,11 +189,12 @@ def test_a_refusal_of_the_engine(
     assert len(engine.wait_for_requests(2)) == 2, "it is not asked again"
 
 
-@pytest.mark.parametrize("fault", [{"error_after": {"tokens": 3, "error": "INTERNAL: it broke"}}, {"abort_after": 3}])
+@pytest.mark.parametrize(
+    "fault", [{"error_after": {"tokens": 3, "error": "INTERNAL: it broke"}}, {"close_after": {"events": 4}}]
+)
 def test_a_failure_in_mid_stream(
     fault: dict[str, Any], gateway: Gateway, client: httpx.Client, engine: MockEngine
 ) -> None:
-    fault = fault if "error_after" in fault else {"close_after": {"events": 4}}
     learned(gateway, client, engine, stream=True, seed=43)
     engine.add_fault(**fault)
     known = ask(client, "as long as the other", stream=True, seed=43)

@@ -23,7 +23,7 @@ from gateway.checker import Checker
 from gateway.desk.desk import Desk
 from gateway.desk.local import local_front
 from gateway.models import ServedModel, ServedModels
-from gateway.observe.record import Record, begin, named
+from gateway.observe.record import Record, begin, naming
 from gateway.output.parsers import OutputFormat
 from gateway.settings import Settings
 from gateway.translate.prompt import ChatTemplate
@@ -153,7 +153,7 @@ async def answer(route: str, upstreams: list[list[bytes]], *, stream: bool) -> t
     scope: Scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
     record = Record(scope)
     begin(scope, record)
-    noted = named(record, send)
+    noted = naming(record, send)
     await endpoint(scope, receive, noted)
     body = b"".join(message.get("body", b"") for message in sent)
     assert instance.in_flight == 0

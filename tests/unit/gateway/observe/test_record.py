@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.access.keys import Key
 from gateway.observe import metrics, request_log
-from gateway.observe.record import CLIENT_GONE, Record, ServiceLevel, begin, named, record_of
+from gateway.observe.record import CLIENT_GONE, Record, ServiceLevel, begin, naming, record_of
 from gateway.openai.errors import ApiError, bad_request, unavailable
 
 ANY = ServiceLevel()
@@ -224,7 +224,7 @@ def test_the_answer_names_the_request_and_its_status_is_noted() -> None:
     record.request_id = "mine"
     begin(scope, record)
     assert record_of(scope) is record
-    send_named = named(record, send)
+    send_named = naming(record, send)
 
     async def answer() -> None:
         await send_named({"type": "http.response.start", "status": 404, "headers": [(b"a", b"b")]})

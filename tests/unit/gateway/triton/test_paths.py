@@ -19,7 +19,7 @@ from gateway.checker import Checker
 from gateway.desk.desk import Desk
 from gateway.desk.local import local_front
 from gateway.models import ServedModel, ServedModels
-from gateway.observe.record import Record, begin, named
+from gateway.observe.record import Record, begin, naming
 from gateway.output.parsers import OutputFormat
 from gateway.settings import BatchedEgress, Settings
 from gateway.translate.prompt import ChatTemplate
@@ -98,7 +98,7 @@ class Endpoint:
         scope: Scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
         record = Record(scope)
         begin(scope, record)
-        noted = named(record, send)
+        noted = naming(record, send)
         asked.running = asyncio.create_task(self._route(scope, receive, noted))
         return asked
 
