@@ -22,43 +22,52 @@ def write(record: Record) -> None:
 
 def fields(record: Record) -> dict[str, Any]:
     """Times are in seconds, from the request's last byte on, unless they say otherwise."""
-    error, body_at, trace = record.error, record.body_at, record.trace
+    error, body_at = record.error, record.body_at
     said: dict[str, Any] = {
         "request_id": record.request_id,
         "method": record.method,
         "path": record.path[:_PATH_CHARACTERS],
         "status": record.status,
-        "key": record.key.name,
-        "model": record.model,
-        "instance": record.instance,
-        "reason": record.reason,
-        "error": error and (error.code or f"status_{error.status}"),
-        "constraint": record.constraint,
-        "retries": record.retries,
-        "trace_id": trace and trace.trace_id,
-        "total": round(record.ended_at - (body_at or record.started_at), 6),
     }
-    if record.choices:
-        said |= {
-            "stream": record.stream,
-            "choices": record.choices,
-            "prompt_tokens": record.prompt_tokens,
-            "completion_tokens": record.completion_tokens,
-            "parser_failures": record.parser_failures or None,
-            "queue": round(record.queue_seconds, 6),
-            "sent": _after(record, record.sent_at),
-            "connect": round(record.connect_seconds, 6),
-            "head": _after(record, record.head_at),
-            "first_token": _after(record, record.first_token_at),
-            "mean_itl": _rounded(record.mean_itl()),
-            "slo_met": record.is_met,
-        }
-    return {name: value for name, value in said.items() if value is not None and value != ""}
+    if record.key.name:
+        said["key"] = record.key.name
+    if record.model:
+        said["model"] = record.model
+    if record.instance:
+        said["instance"] = record.instance
+    if record.reason:
+        said["reason"] = record.reason
+    if error is not None:
+        said["error"] = error.code or f"status_{error.status}"
+    if record.constraint:
+        said["constraint"] = record.constraint
+    said["retries"] = record.retries
+    if record.trace is not None:
+        said["trace_id"] = record.trace.trace_id
+    said["total"] = _rounded(record.ended_at - (body_at or record.started_at))
+    if not record.choices:
+        return said
+    said["stream"] = record.stream
+    said["choices"] = record.choices
+    said["prompt_tokens"] = record.prompt_tokens
+    said["completion_tokens"] = record.completion_tokens
+    if record.parser_failures:
+        said["parser_failures"] = record.parser_failures
+    said["queue"] = _rounded(record.queue_seconds)
+    if record.sent_at:
+        said["sent"] = _rounded(record.sent_at - body_at)
+    said["connect"] = _rounded(record.connect_seconds)
+    if record.head_at:
+        said["head"] = _rounded(record.head_at - body_at)
+    if record.first_token_at:
+        said["first_token"] = _rounded(record.first_token_at - body_at)
+    if (mean_itl := record.mean_itl()) is not None:
+        said["mean_itl"] = _rounded(mean_itl)
+    if record.is_met is not None:
+        said["slo_met"] = record.is_met
+    return said
 
 
-def _after(record: Record, mark: float) -> float | None:
-    return round(mark - record.body_at, 6) if mark else None
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 6)
+def _rounded(seconds: float) -> float:
+    """To microseconds. `round` reads its result back from decimal text, which costs ten times as much."""
+    return int(seconds * 1e6 + 0.5) / 1e6

@@ -144,15 +144,16 @@ class ChatTemplate:
         variables |= {"documents": documents, "tools": None}
         variables["add_generation_prompt"] = add_generation_prompt is not False
         template, takes_text = self._compiled, self._takes_text
+        environment, name, blocks = template.environment, template.name, template.blocks
         # With what every template sees. `Template.render` puts it together for each rendering, which takes as long as
-        # the rendering.
+        # the rendering; and tells it apart from the rest, for templates that include others, which these cannot.
         seen = {**template.globals, **variables}
-        concat = template.environment.concat
+        concat, context_of = environment.concat, environment.context_class
 
         def rendered(messages: list[dict[str, Any]]) -> str:
             if not takes_text:
                 messages = [one | {"content": [{"type": "text", "text": one["content"]}]} for one in messages]
-            context = template.new_context({**seen, "messages": messages}, shared=True)
+            context = context_of(environment, {**seen, "messages": messages}, name, blocks)
             text: str = concat(template.root_render_func(context))
             return text
 
