@@ -192,6 +192,7 @@ class _Exchange(RequestResponseCycle):
             on_response=protocol.on_response_complete,
         )
         self.more_body = False
+        self.loop = protocol.loop
         self.client = protocol.transport if protocol.scheme == "http" else None
         self.on_gone: Callable[[], None] | None = None
         self.on_ready: Callable[[], None] | None = None

@@ -35,14 +35,14 @@ class _Lines(logging.StreamHandler[TextIO]):
         """One that was formatted elsewhere. In an event loop those of one turn leave together: to write is a system
         call."""
         self._waiting.append(line if self.change is None else self.change(line))
+        if self._flushes_in is not None and not self._flushes_in.is_closed():
+            return
         try:
-            loop = asyncio.get_running_loop()
+            self._flushes_in = asyncio.get_running_loop()
         except RuntimeError:
             self.flush()
-            return
-        if self._flushes_in is not loop:
-            self._flushes_in = loop
-            loop.call_soon(self._end_turn)
+        else:
+            self._flushes_in.call_soon(self._end_turn)
 
     def emit(self, record: logging.LogRecord) -> None:
         # What was said before stands before it.

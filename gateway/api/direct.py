@@ -47,10 +47,11 @@ class Exchange(Protocol):
     """A request on its connection, for which one answer is due: by `reply`, by `begin`, `write` and `end`, or by an
     application that `serve` runs, which may go on with an answer that has begun.
 
-    `client` is the transport that streams may be written to, if any. `on_gone` is called when the client goes away,
-    `on_ready` when it reads on after it was `is_held`.
+    `loop` is where it runs; `client` the transport that streams may be written to, if any. `on_gone` is called when the
+    client goes away, `on_ready` when it reads on after it was `is_held`.
     """
 
+    loop: asyncio.AbstractEventLoop
     client: asyncio.Transport | None
     on_gone: Callable[[], None] | None
     on_ready: Callable[[], None] | None
@@ -145,18 +146,17 @@ class _Deadlines:
     def add(self, run: "_Run") -> None:
         self._runs[run] = None
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_at(run.deadline, self._look)
+            self._timer = run.loop.call_at(run.deadline, self._look)
 
     def remove(self, run: "_Run") -> None:
         self._runs.pop(run, None)
 
     def _look(self) -> None:
-        loop = asyncio.get_running_loop()
         self._timer = None
         while self._runs:
             run = next(iter(self._runs))
-            if run.deadline > loop.time():
-                self._timer = loop.call_at(run.deadline, self._look)
+            if run.deadline > run.loop.time():
+                self._timer = run.loop.call_at(run.deadline, self._look)
                 return
             del self._runs[run]
             run.too_late()
@@ -186,6 +186,7 @@ class _Run:
         "_record",
         "_writer",
         "deadline",
+        "loop",
     )
 
     def __init__(
@@ -206,7 +207,8 @@ class _Run:
         self._passage: Passage | None = None
         self._is_over = False
         self._grace: asyncio.TimerHandle | None = None
-        self.deadline = asyncio.get_running_loop().time() + direct.request_timeout
+        self.loop = exchange.loop
+        self.deadline = self.loop.time() + direct.request_timeout
         direct.deadlines.add(self)
         exchange.on_gone = self._gone
 
@@ -289,7 +291,7 @@ class _Run:
         lease.run(self)
         # Unless the instance was given up just now.
         if self._generation is generation and not generation.begin(self._news):
-            self._connecting = asyncio.get_running_loop().create_task(self._connect(generation))
+            self._connecting = self.loop.create_task(self._connect(generation))
         return True
 
     async def _connect(self, generation: Generation) -> None:
@@ -401,7 +403,7 @@ class _Run:
             # Once the client reads on, unless it takes too long.
             self._close_generation()
             self._exchange.on_ready = partial(self._end_with, error)
-            self._grace = asyncio.get_running_loop().call_later(DEADLINE_GRACE_S, self._let_go)
+            self._grace = self.loop.call_later(DEADLINE_GRACE_S, self._let_go)
         else:
             self._end_with(error)
 
@@ -476,7 +478,7 @@ class _Run:
         # Whoever streams lets go of them.
         self._prompt, self._body = "", b""
         try:
-            is_late = self.deadline <= asyncio.get_running_loop().time()
+            is_late = self.deadline <= self.loop.time()
             async with asyncio.timeout_at(self.deadline + DEADLINE_GRACE_S if is_late else None) as self._limit:
                 await self._direct.route.served(
                     plan,

@@ -18,13 +18,16 @@ LONGEST = 256 * 1024
 _LONGEST_FORM = 8 * 1024
 _MOST_FORMS = 256
 _MOST_SEEN = 4096
+# What is read of a head by whoever gets a known request: `gateway.access.authentication`, `gateway.observe.record`.
+_KEPT = (b"authorization", b"x-request-id", b"traceparent", b"tracestate")
 
 Messages = list[dict[str, Any]]
 Headers = list[tuple[bytes, bytes]]
 _Form = TypeVar("_Form")
 
 class Known(NamedTuple, Generic[_Form]):
-    """A request of a known form, whose `body` holds these messages: a role and a text each."""
+    """A request of a known form, whose `body` holds these messages: a role and a text each. `headers` are those that
+    are read here."""
 
     headers: Headers
     body: bytes
@@ -47,7 +50,7 @@ class Forms(Generic[_Form]):
         usual way."""
         if read_head is None:
             return False
-        head = read_head(data, self._path, self._longest)
+        head = read_head(data, self._path, self._longest, _KEPT)
         if isinstance(head, bool):
             return head
         chat = read_chat(head[1])

@@ -194,7 +194,7 @@ class Desk:
         if target is None:
             owner.refused(number, self._not_ready(place.ask.name, place.model))
         else:
-            self._grant(place, target)
+            self._grant(place, target, now)
 
     def progress(self, owner: Owner, entries: list[tuple[int, int, bool]]) -> None:
         """(number, tokens that came so far, whether its client keeps it from reading more)."""
@@ -454,9 +454,10 @@ class Desk:
 
     def _put(self, loads: _Loads, place: _Place) -> None:
         """Send a request that was let in somewhere."""
-        target = choose(self.table.targets(place.model), place.left, self._clock())
+        now = self._clock()
+        target = choose(self.table.targets(place.model), place.left, now)
         if target is not None:
-            self._grant(place, target)
+            self._grant(place, target, now)
         elif self.table.is_ready(place.model):
             loads.parked.append(place)
         else:
@@ -464,8 +465,8 @@ class Desk:
             place.owner.refused(place.number, self._not_ready(place.ask.name, place.model))
             self._remove(place)
 
-    def _grant(self, place: _Place, target: Target) -> None:
-        place.target, place.since, place.is_told, place.tokens = target, self._clock(), False, 0
+    def _grant(self, place: _Place, target: Target, now: float) -> None:
+        place.target, place.since, place.is_told, place.tokens = target, now, False, 0
         target.in_flight += place.ask.generations
         target.outstanding += place.left
         self._turn = target.turn = self._turn + 1
@@ -488,7 +489,7 @@ class Desk:
         del self._places[place.owner, place.number]
         self._release(place)
         loads = self._loads(place.model)
-        if place in loads.parked:
+        if loads.parked and place in loads.parked:
             loads.parked.remove(place)
         queue = loads.queue
         self._apply(loads, queue.leave(place) if place.is_open else queue.withdraw(place))

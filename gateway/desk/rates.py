@@ -63,6 +63,8 @@ class Rates:
         """Charge one request and its estimated `tokens`, or say why not and charge nothing."""
         requests = _filled(self._requests, key, limits.requests_per_minute, now)
         budget = _filled(self._tokens, key, limits.tokens_per_minute, now)
+        if requests is None and budget is None:
+            return None
         found = [
             Exceeded(name, bucket.per_minute, math.ceil(wait))
             for name, bucket, units in (

@@ -34,6 +34,10 @@ class State(StrEnum):
     EJECTED = "ejected"
 
 
+# Found by their names at each question they would cost more than the question.
+_OPEN = (State.READY, State.RAMPING, State.HALF_OPEN)
+
+
 @dataclass(slots=True)
 class Health:
     """`reason` says in a sentence, without a full stop, why it is not ready; empty where it is. `trial`: while it is
@@ -51,7 +55,7 @@ class Health:
     @property
     def is_open(self) -> bool:
         """Whether it takes requests at all, be it one at a time."""
-        return self.state in (State.READY, State.RAMPING, State.HALF_OPEN)
+        return self.state in _OPEN
 
     @property
     def takes(self) -> bool:

@@ -92,7 +92,10 @@ class Table:
         return None if target is None else target.contract
 
     def _open(self, model: str) -> Target | None:
-        return next((target for target in self.targets(model) if target.is_open), None)
+        for target in self.targets(model):
+            if target.is_open:
+                return target
+        return None
 
     def why_not_ready(self, model: str) -> str:
         """In the words of the first instance that has a reason of its own, without a full stop."""

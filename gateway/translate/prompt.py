@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import jinja2
 import jinja2.meta
 import jinja2.nodes
-from jinja2.runtime import LoopContext
 from pydantic import BaseModel
 from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
 from gateway.openai.errors import bad_request, not_supported_yet
 from gateway.openai.json_text import loads
 from gateway.openai.schema import ContentPart, Message, Tool, ToolCall
+from gateway.translate.template_code import compiled
 
 _log = logging.getLogger(__name__)
 
@@ -37,11 +37,6 @@ _RESERVED = {
     "self",
     "tools",
 }
-
-# What a loop says of itself that is no method.
-_OF_LOOPS = frozenset(
-    ("depth", "depth0", "first", "index", "index0", "last", "length", "nextitem", "previtem", "revindex", "revindex0")
-)
 
 
 class Prompt(NamedTuple):
@@ -63,11 +58,11 @@ class ChatTemplate:
         self.source = source
         self._special_tokens = dict(special_tokens)
         try:
-            self._compiled = _compile_jinja_template(source)
-            tree = self._compiled.environment.parse(source)
+            environment = _compile_jinja_template(source).environment
+            self._compiled = compiled(environment, source)
+            tree = environment.parse(source)
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(f"the chat template does not compile: line {error.lineno}: {error.message}") from None
-        _look_up_at_once(self._compiled.environment)
         self._takes_parts = _loops_over_content(tree)
         self._takes_text = not self._takes_parts or re.search(r"\bis\s+(not\s+)?string\b", source) is not None
         self._variables = jinja2.meta.find_undeclared_variables(tree)
@@ -268,24 +263,6 @@ class ChatTemplate:
         if self._takes_parts:
             return [{"type": "text", "text": text} for text in texts]
         return "\n".join(texts)
-
-
-def _look_up_at_once(environment: jinja2.Environment) -> None:
-    """Have a compiled template get the members of messages and the state of its loops without the sandbox's questions,
-    of which it asks ten for each: neither can lead out of it."""
-    if "getattr" in vars(environment):
-        # transformers keeps what it has compiled.
-        return
-    judged = environment.getattr
-
-    def looked_up(obj: Any, attribute: str) -> Any:
-        if type(obj) is LoopContext and attribute in _OF_LOOPS:
-            return getattr(obj, attribute)
-        if type(obj) is dict and attribute in obj and not hasattr(dict, attribute):
-            return obj[attribute]
-        return judged(obj, attribute)
-
-    environment.getattr = looked_up  # type: ignore[method-assign]
 
 
 def _with_one_system_message(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

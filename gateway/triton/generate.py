@@ -83,11 +83,10 @@ class Connections:
 
     def give_back(self, connection: "_Connection") -> None:
         if len(self._idle) < IDLE_CONNECTIONS:
-            loop = asyncio.get_running_loop()
-            connection.idle_since = loop.time()
+            connection.idle_since = time.monotonic()
             self._idle.append(connection)
             if self._closing_idle is None:
-                self._closing_idle = loop.call_later(IDLE_SECONDS, self._close_idle)
+                self._close_idle_in(IDLE_SECONDS)
         else:
             connection.close()
 
@@ -116,12 +115,17 @@ class Connections:
 
     def _close_idle(self) -> None:
         """Closes what nobody has taken for some time. The first are those that were given back first."""
-        loop = asyncio.get_running_loop()
-        kept = [one for one in self._idle if one.idle_since > loop.time() - IDLE_SECONDS]
+        oldest = time.monotonic() - IDLE_SECONDS
+        kept = [one for one in self._idle if one.idle_since > oldest]
         for connection in self._idle[: len(self._idle) - len(kept)]:
             connection.close()
         self._idle = kept
-        self._closing_idle = loop.call_at(kept[0].idle_since + IDLE_SECONDS, self._close_idle) if kept else None
+        self._closing_idle = None
+        if kept:
+            self._close_idle_in(kept[0].idle_since - oldest)
+
+    def _close_idle_in(self, seconds: float) -> None:
+        self._closing_idle = asyncio.get_running_loop().call_later(seconds, self._close_idle)
 
 
 class Call:
@@ -313,7 +317,7 @@ class _Connection(asyncio.Protocol):
         self._paused = False
         self._borrower: Borrower | None = None
         self.idle_since = 0.0
-        """By the event loop's clock, while it is among the idle ones."""
+        """`time.monotonic()`, while it is among the idle ones."""
 
     @property
     def is_open(self) -> bool:

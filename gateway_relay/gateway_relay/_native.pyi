@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
-def read_head(data: bytes, path: bytes, longest: int) -> tuple[list[tuple[bytes, bytes]], bytes] | bool:
+def read_head(
+    data: bytes, path: bytes, longest: int, kept: tuple[bytes, ...] | None = None
+) -> tuple[list[tuple[bytes, bytes]], bytes] | bool:
     """The headers (names in lower case) and the body of a request that is `POST path` and all of `data`, without
     anything out of the ordinary in its head. True: it may be one that has not come completely; False: it is none.
-    `longest`: in bytes, of all."""
+    `longest`: in bytes, of all. `kept`: the names of the headers that are wanted; None: all."""
 
 def read_chat(body: bytes) -> tuple[bytes, list[dict[str, str]]] | None:
     """What stands around the messages of a chat request, and the messages, where each is a role and a text. The former

@@ -2,10 +2,12 @@
 // touches the interpreter.
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "relay.hpp"
 #include "request.hpp"
@@ -51,7 +53,15 @@ nb::object chat_of(std::string_view body) {
     return nb::make_tuple(bytes_of(form), messages);
 }
 
-nb::object request_of(const nb::bytes& bytes, const nb::bytes& path, std::size_t longest) {
+bool is_kept(std::string_view name, const std::optional<nb::tuple>& kept) {
+    return !kept || std::any_of(kept->begin(), kept->end(), [name](nb::handle one) {
+        const auto wanted = nb::cast<nb::bytes>(one);
+        return name == std::string_view(wanted.c_str(), wanted.size());
+    });
+}
+
+nb::object request_of(
+    const nb::bytes& bytes, const nb::bytes& path, std::size_t longest, const std::optional<nb::tuple>& kept) {
     request::Head head;
     const std::string_view data(bytes.c_str(), bytes.size());
     switch (request::read_head(data, {path.c_str(), path.size()}, longest, head)) {
@@ -60,7 +70,8 @@ nb::object request_of(const nb::bytes& bytes, const nb::bytes& path, std::size_t
         case request::Verdict::kFound: break;
     }
     nb::list headers;
-    for (const auto& [name, value] : head.headers) headers.append(nb::make_tuple(bytes_of(name), bytes_of(value)));
+    for (const auto& [name, value] : head.headers)
+        if (is_kept(name, kept)) headers.append(nb::make_tuple(bytes_of(name), bytes_of(value)));
     return nb::make_tuple(headers, bytes_of(head.body));
 }
 
@@ -89,7 +100,9 @@ NB_MODULE(_native, module) {
         }
     });
 
-    module.def("read_head", &request_of, nb::arg("data"), nb::arg("path"), nb::arg("longest"));
+    module.def(
+        "read_head", &request_of, nb::arg("data"), nb::arg("path"), nb::arg("longest"),
+        nb::arg("kept").none() = nb::none());
     module.def(
         "read_chat", [](const nb::bytes& body) { return chat_of({body.c_str(), body.size()}); }, nb::arg("body"));
 

@@ -542,6 +542,9 @@ def test_an_ordinary_request(
     assert found == ([header for _, header in lines], body)
     assert isinstance(found, tuple)
     check_heard(whole, found)
+    names = [name for name, _ in found[0]]
+    kept = tuple(data.draw(st.lists(st.sampled_from([*names, b"x-absent"]))))
+    assert read_head(whole, PATH, LONGEST, kept) == ([one for one in found[0] if one[0] in kept], body)
     start = whole.index(b"\r\n") + 2
     assert not any(read_head(whole[:length], PATH, LONGEST) for length in range(start))
     assert all(read_head(whole[:length], PATH, LONGEST) is True for length in range(start, len(whole)))
