@@ -3,8 +3,10 @@ in that order of precedence. A wrong setting is one sentence that names it (`Set
 """
 
 import argparse
+import os
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
@@ -39,6 +41,9 @@ GrammarBackend = Literal["guidance", "xgrammar", "outlines", "lm-format-enforcer
 
 # What a path of a URL may hold unescaped (RFC 3986, section 3.3): the name goes into a request line.
 _TRITON_NAME = re.compile(r"(?!\.{1,2}$)[\w.~!$&'()*+,;=:@-]+", re.ASCII)
+
+# unix(7): 108, with a zero behind the path.
+_MOST_SOCKET_PATH_BYTES = 107
 
 
 def check_triton_name(name: str) -> str:
@@ -114,6 +119,16 @@ def _differ(urls: list[str]) -> list[str]:
     return urls
 
 
+def _fits_a_socket(path: Path) -> Path:
+    size = len(os.fsencode(path))
+    if size > _MOST_SOCKET_PATH_BYTES:
+        raise ValueError(
+            f"{shown(str(path))} has {size} bytes, and the path of a socket at most {_MOST_SOCKET_PATH_BYTES}; give a "
+            "shorter one"
+        )
+    return path
+
+
 class Settings(ServiceSettings):
     model_config = SettingsConfigDict(env_prefix="GATEWAY_")
 
@@ -121,6 +136,9 @@ class Settings(ServiceSettings):
 
     host: Host = Field("127.0.0.1", description="address to listen on")
     port: Port = Field(9000, description="port to listen on; 0 takes a free one")
+    unix_socket: Annotated[FilePath, AfterValidator(_fits_a_socket)] | None = Field(
+        None, description="Unix-domain socket to listen on as well, for this user and its group; none unless set"
+    )
     triton: Annotated[Listed[BaseUrl], AfterValidator(_differ)] = Field(
         ["http://127.0.0.1:8000"], min_length=1, description="base URL of a Triton server's HTTP port; may be repeated"
     )

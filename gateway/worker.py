@@ -1,6 +1,6 @@
 """One process of several that serve the port: started by `gateway.workers`, which gives it the number of its end of the
-socket to the desk, its own number, and the folder of the metrics as arguments, and on standard input the settings and
-the desk's state."""
+socket to the desk, its own number, the folder of the metrics and, if there is one, the number of the Unix-domain socket
+as arguments, and on standard input the settings and the desk's state."""
 
 import os
 import signal
@@ -24,11 +24,11 @@ import orjson
 from gateway.access.redaction import redact_logs
 from gateway.app import Gateway
 from gateway.desk.link import RemoteDesk
-from gateway.server import Protocol
+from gateway.listening import serve
 from gateway.settings import Settings
 from service_base import logs
 from service_base.errors import SettingsError
-from service_base.server import bind, serve
+from service_base.server import bind
 
 
 def main() -> int:
@@ -37,28 +37,23 @@ def main() -> int:
     logs.configure(settings.log_level)
     redact_logs()
     # Without its supervisor a worker would go on for ever with nobody who knows it.
-    link = socket.socket(fileno=int(sys.argv[1]))
+    link = _inherited(sys.argv[1])
     desk = RemoteDesk(settings, start["state"], link, lambda: os.kill(os.getpid(), signal.SIGTERM))
     try:
         gateway = Gateway(settings, remote=desk, worker=int(sys.argv[2]))
-        listener = bind(settings.host, settings.port, shared=True)
+        port = bind(settings.host, settings.port, shared=True)
     except SettingsError as error:
         print(f"gateway: {error}", file=sys.stderr)
         return 2
-
-    def serves() -> None:
-        gateway.reload_on_signal()
-        desk.serves()
-
-    serve(
-        gateway,
-        listener,
-        settings.shutdown_timeout,
-        http=Protocol,
-        at_signal=gateway.shut_down,
-        at_start=serves,
-    )
+    serve(gateway, [port, *map(_inherited, sys.argv[4:])], settings, desk.serves)
     return 0
+
+
+def _inherited(number: str) -> socket.socket:
+    taken = socket.socket(fileno=int(number))
+    # With the checker's processes it would stay open after this one's end.
+    taken.set_inheritable(False)
+    return taken
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """`--workers N`: the supervisor of so many processes that serve one port, and the desk that they share.
 
 Each worker has a listening socket of its own on the port (`SO_REUSEPORT`): the kernel spreads connections over them
-evenly, which with one shared socket it does not, and a worker that is dead or starting gets none.
+evenly, which with one shared socket it does not, and a worker that is dead or starting gets none. Unix-domain sockets
+have no such option: there is one, the supervisor's, which all workers inherit.
 """
 
 import asyncio
@@ -17,10 +18,11 @@ import orjson
 
 from gateway.desk.keeper import Keeper
 from gateway.desk.link import DeskEnd
+from gateway.listening import log_start
 from gateway.observe import multiprocess
 from gateway.reload import Source
 from gateway.settings import Settings
-from service_base.server import bind, log_start
+from service_base.server import bind
 
 _log = logging.getLogger(__name__)
 
@@ -48,14 +50,14 @@ class Supervisor:
         """What is listened on, as an IP address."""
         return str(self._held.getsockname()[0])
 
-    def run(self) -> int:
-        """Until SIGTERM or SIGINT; returns the exit code."""
+    def run(self, unix: socket.socket | None) -> int:
+        """Until SIGTERM or SIGINT; returns the exit code. `unix`: what the workers listen on beside the port."""
         with multiprocess.directory() as metrics:
             for worker in self._workers:
-                worker.metrics = metrics
-            return asyncio.run(self._run())
+                worker.metrics, worker.unix = metrics, unix
+            return asyncio.run(self._run(unix))
 
-    async def _run(self) -> int:
+    async def _run(self, unix: socket.socket | None) -> int:
         loop = asyncio.get_running_loop()
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -68,7 +70,7 @@ class Supervisor:
             serving = asyncio.create_task(self._all_serve())
             await asyncio.wait([serving, stopping, *keeping], return_when=asyncio.FIRST_COMPLETED)
             if serving.done():
-                log_start(logging.getLogger("gateway"), self._held, self._settings.effective())
+                log_start(self._held, unix, self._settings)
                 await asyncio.wait([stopping, *keeping], return_when=asyncio.FIRST_COMPLETED)
             serving.cancel()
             # A worker is only given up where it never served.
@@ -76,6 +78,9 @@ class Supervisor:
         finally:
             for task in (*keeping, stopping):
                 task.cancel()
+            if unix is not None:
+                # Else connections would wait here until the last worker has finished its requests.
+                unix.close()
             await asyncio.gather(*(worker.end() for worker in self._workers))
             await asyncio.gather(*keeping, stopping, return_exceptions=True)
             await self._keeper.close()
@@ -92,12 +97,14 @@ class Supervisor:
 
 
 class _Worker:
-    """One worker, started again when it dies. `metrics` is the folder that all workers count into."""
+    """One worker, started again when it dies. `metrics` is the folder that all workers count into, `unix` what all
+    listen on beside the port."""
 
     def __init__(self, number: int, settings: Settings, keeper: Keeper) -> None:
         self._number = number
         self._name = f"worker {number}"
         self.metrics = Path()
+        self.unix: socket.socket | None = None
         self._settings = settings
         self._keeper = keeper
         self._process: asyncio.subprocess.Process | None = None
@@ -142,6 +149,7 @@ class _Worker:
     async def _start(self) -> asyncio.subprocess.Process:
         here, there = socket.socketpair()
         with there:
+            inherited = [there.fileno()] if self.unix is None else [there.fileno(), self.unix.fileno()]
             process = self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
@@ -149,8 +157,9 @@ class _Worker:
                 str(there.fileno()),
                 str(self._number),
                 str(self.metrics),
+                *map(str, inherited[1:]),
                 stdin=asyncio.subprocess.PIPE,
-                pass_fds=(there.fileno(),),
+                pass_fds=inherited,
                 # A Ctrl-C is the supervisor's matter.
                 process_group=0,
             )

@@ -34,7 +34,7 @@ def main() -> int:
     proxy = MetricsProxy(settings)
     # What is there now stays: the collector need not look at it again at every scrape.
     gc.freeze()
-    serve(proxy, listener, _DRAIN_SECONDS)
+    serve(proxy, [listener], _DRAIN_SECONDS)
     return 0
 
 

@@ -46,7 +46,7 @@ def run(settings: Settings) -> int:
         logging.getLogger(name).setLevel(logging.WARNING)
     log_start(logging.getLogger("prefetch"), listener, settings.effective())
     # httptools loses the body of a request that asks for HTTP/2 besides, as Java's clients do; h11 does not.
-    serve(service.app, listener, settings.shutdown_timeout, http="h11", at_signal=service.stop_streams)
+    serve(service.app, [listener], settings.shutdown_timeout, http="h11", at_signal=service.stop_streams)
     return 0
 
 

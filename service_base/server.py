@@ -6,13 +6,16 @@ import errno
 import logging
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, Literal
 
 import uvicorn
 
 from service_base.errors import SettingsError
+
+BACKLOG = 2048
+"""Connections that may wait to be taken; the kernel's own limit (net.core.somaxconn) may be lower."""
 
 
 class _Server(uvicorn.Server):
@@ -33,8 +36,7 @@ class _Server(uvicorn.Server):
 def listen(host: str, port: int) -> socket.socket:
     """Raises `SettingsError`."""
     listener = bind(host, port)
-    listener.listen(2048)
-    listener.set_inheritable(True)
+    listener.listen(BACKLOG)
     return listener
 
 
@@ -66,7 +68,7 @@ def log_start(log: logging.Logger, listener: socket.socket, effective: dict[str,
 
 def serve(
     app: Any,
-    listener: socket.socket,
+    listeners: Sequence[socket.socket],
     drain_seconds: int,
     *,
     http: type[asyncio.Protocol] | Literal["auto", "h11"] = "auto",
@@ -74,7 +76,7 @@ def serve(
     at_start: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then let running requests finish for `drain_seconds`. `at_signal` runs first;
-    `at_start` runs in the event loop when connections are taken."""
+    `at_start` runs in the event loop when connections are taken. The listeners are closed before requests finish."""
     config = uvicorn.Config(
         app,
         http=http,
@@ -92,4 +94,4 @@ def serve(
     # uvicorn raises the signal once more when it is done: an orderly end is exit code 0.
     signal.signal(signal.SIGTERM, lambda *_: None)
     with contextlib.suppress(KeyboardInterrupt):
-        _Server(config, at_signal, at_start).run(sockets=[listener])
+        _Server(config, at_signal, at_start).run(sockets=list(listeners))

@@ -99,7 +99,7 @@ class Access:
 
 def check_exposure(address: str, settings: Settings) -> None:
     """Raises `SettingsError` where other machines could ask without a key. `address`: what is listened on, as an IP
-    address."""
+    address; a Unix-domain socket is no way in for them."""
     if settings.keys_file is None and not settings.allow_anonymous and not _is_loopback(address):
         raise SettingsError(
             f"Other machines could use {address} without a key: make keys with `python -m gateway keys new NAME` and "
