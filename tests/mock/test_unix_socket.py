@@ -329,7 +329,8 @@ def test_streams_finish_and_a_successor_may_start_meanwhile(folder: Path, slow: 
         begun(path, messages=[{"role": "user", "content": "slowly"}]) as stream,
     ):
         old.process.send_signal(signal.SIGTERM)
-        wait_for(lambda: not is_taken(path), "no new connections")
+        # Sooner than they are cut off.
+        wait_for(lambda: not is_taken(path), "no new connections", seconds=20)
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{old.url}/health/live", verify=False)
         with on_socket(path, slow, repository), client(path) as unix:
@@ -383,11 +384,12 @@ def test_workers_share_it_and_a_new_one_inherits_it(folder: Path, slow: MockEngi
         # Nobody is there to take it, and it is not refused: it waits for a worker.
         assert ask(0).startswith(b"HTTP/1.1 200 OK")
         gateway.wait_until_ready()
-        slow.add_fault(token_interval_ms=50)
+        slow.add_fault(stall_after=2)
         with begun(path) as stream:
             gateway.process.send_signal(signal.SIGTERM)
-            wait_for(lambda: not is_taken(path), "no new connections")
+            wait_for(lambda: not is_taken(path), "no new connections", seconds=20)
             assert gateway.process.poll() is None
+            slow.clear_faults()
             assert rest(stream).endswith(ENDED)
         assert gateway.process.wait(60) == 0
         assert not path.exists()
