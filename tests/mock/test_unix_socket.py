@@ -40,7 +40,7 @@ DIRECT, RELAYED = "gateway_direct_requests_total", "gateway_relayed_tokens_total
 def folder() -> Iterator[Path]:
     """With paths that are short enough, and open to the group of nginx's workers where there is one: they are of
     another user if this one is root."""
-    made = Path(tempfile.mkdtemp(prefix="gw", dir="/tmp"))
+    made = Path(tempfile.mkdtemp(prefix="gw"))
     if os.geteuid() == 0:
         # What lies in such a folder is of the folder's group.
         shutil.chown(made, group="www-data")

@@ -23,8 +23,8 @@ MOST_BYTES = 107
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """With a path that is short enough, wherever pytest has its own folders."""
-    made = Path(tempfile.mkdtemp(prefix="gw", dir="/tmp"))
+    """Nearer to the root than those of pytest: a path has to be short enough."""
+    made = Path(tempfile.mkdtemp(prefix="gw"))
     yield made
     shutil.rmtree(made)
 
