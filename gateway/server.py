@@ -44,7 +44,7 @@ class Protocol(HttpToolsProtocol):
         self._direct = direct
 
     def data_received(self, data: bytes) -> None:
-        if self._direct is None or not self._is_between_requests:
+        if self._direct is None or not (self._is_between_requests or self._is_over_now()):
             self._read(data)
             return
         data = self._begun + data if self._begun else data
@@ -121,6 +121,12 @@ class Protocol(HttpToolsProtocol):
         cycle = self.cycle
         return not self._in_head and (cycle is None or (cycle.response_complete and not cycle.more_body))
 
+    def _is_over_now(self) -> bool:
+        """Whether the answer has ended elsewhere, where the client has seen that first."""
+        if (exchange := self._current) is not None and exchange.on_more is not None:
+            exchange.on_more()
+        return self._is_between_requests
+
     def _end_rest(self) -> None:
         if self._begun:
             self._begun = b""
@@ -196,6 +202,7 @@ class _Exchange(RequestResponseCycle):
         self.client = protocol.transport if protocol.scheme == "http" else None
         self.on_gone: Callable[[], None] | None = None
         self.on_ready: Callable[[], None] | None = None
+        self.on_more: Callable[[], None] | None = None
         self._protocol = protocol
         self._head = b""
 
@@ -212,10 +219,16 @@ class _Exchange(RequestResponseCycle):
         self._write(self._head_of(status, *headers) + body)
         self._complete()
 
-    def begin(self, headers: Iterable[Header]) -> None:
-        self._head = self._head_of(200, *headers, _CHUNKED)
+    def head(self, headers: Iterable[Header]) -> bytes:
+        return self._head_of(200, *headers, _CHUNKED)
+
+    def begin(self, head: bytes = b"") -> None:
+        self._head = head
         # For an application that goes on with it.
         self.response_started = self.chunked_encoding = True
+
+    def done(self) -> None:
+        self._complete()
 
     def write(self, data: bytes) -> None:
         head, self._head = self._head, b""

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from gateway.api.generate import Again, Check, Translation, from_first_token, json_outputs, stop_reason, token_bytes
+from gateway.api.relay import native_telling
 from gateway.models import ServedModel
 from gateway.openai import sse
 from gateway.openai.errors import bad_request
@@ -141,7 +142,8 @@ class Chat:
         def translate(prompt: str) -> Translation:
             return Translation([prompt], add_special_tokens, outputs, places, writer, warnings, sampling=sampling)
 
-        return Again(lambda messages: render(messages).removeprefix(bos), translate, writer)
+        telling = native_telling(writer("", 0).telling())
+        return Again(lambda messages: render(messages).removeprefix(bos), translate, writer, telling)
 
 
 def _without_effect(request: ChatRequest, model: ServedModel, needs_special_tokens: bool) -> list[str]:
@@ -325,6 +327,10 @@ class _Writer:
 
     def around_text(self, answer: Answer) -> tuple[bytes, bytes] | None:
         return None if self._events.usage_always else self._events.around_content(answer.index)
+
+    def telling(self) -> sse.Telling | None:
+        """Of an answer of which nothing but its text is told."""
+        return self._events.telling()
 
     def finish(self, answer: Answer, reason: str) -> bytes:
         counts = self._counts(answer)

@@ -1,15 +1,17 @@
 """Requests of known forms, from the bytes of the client's socket to those of Triton's without a task.
 
-Everything up to the first byte to Triton is done at once when the request has come, and everything else as Triton's
-bytes come. What comes by a subscription, and whatever goes wrong at an instance, goes on as a task, as every other
-request does (`gateway.api.generate`).
+Everything up to the first byte to Triton is done at once when the request has come. The rest of a stream is the native
+relay's, where that can be, to the end or up to what it does not understand; else, everything is done as Triton's bytes
+come. What comes by a subscription, and whatever goes wrong at an instance, goes on as a task, as every other request
+does (`gateway.api.generate`).
 """
 
 import asyncio
+import socket
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from gateway.access.authentication import Access
 from gateway.api.forms import Forms, Known
@@ -25,7 +27,7 @@ from gateway.api.http import (
     error_headers,
     warning_headers,
 )
-from gateway.api.relay import Passage, Relay
+from gateway.api.relay import Errand, Passage, Relay
 from gateway.desk.front import Front, Lease
 from gateway.models import ServedModels
 from gateway.new_id import new_id
@@ -38,9 +40,14 @@ from gateway.output.answer import Answer, usage_of
 from gateway.triton.contract import Delta
 from gateway.triton.failure import InstanceFailure
 from gateway.triton.generate import BrokenConnection
-from gateway.triton.generation import Generation
+from gateway.triton.generation import Generation, unreachable
+
+if TYPE_CHECKING:
+    from gateway_relay import Outcome
 
 ChatForm = Form[ChatRequest]
+
+_NOTHING = Delta("", None, 0, 0)
 
 
 class Exchange(Protocol):
@@ -48,13 +55,14 @@ class Exchange(Protocol):
     application that `serve` runs, which may go on with an answer that has begun.
 
     `loop` is where it runs; `client` the transport that streams may be written to, if any. `on_gone` is called when the
-    client goes away, `on_ready` when it reads on after it was `is_held`.
+    client goes away, `on_ready` when it reads on after it was `is_held`, `on_more` when more comes of it.
     """
 
     loop: asyncio.AbstractEventLoop
     client: asyncio.Transport | None
     on_gone: Callable[[], None] | None
     on_ready: Callable[[], None] | None
+    on_more: Callable[[], None] | None
 
     @property
     def is_held(self) -> bool:
@@ -62,13 +70,19 @@ class Exchange(Protocol):
 
     def reply(self, status: int, headers: Iterable[Header], body: bytes) -> None: ...
 
-    def begin(self, headers: Iterable[Header]) -> None:
-        """A stream, whose head goes with the first `write`."""
+    def head(self, headers: Iterable[Header]) -> bytes:
+        """Of a stream."""
+
+    def begin(self, head: bytes = b"") -> None:
+        """A stream, whose `head` goes with the first `write`, unless it has been sent elsewhere."""
 
     def write(self, data: bytes) -> None: ...
 
     def end(self, data: bytes) -> None:
         """With the last bytes."""
+
+    def done(self) -> None:
+        """All of a stream has been sent elsewhere."""
 
     def abort(self) -> None:
         """Close the connection without an end."""
@@ -171,8 +185,10 @@ class _Run:
         "_body",
         "_connecting",
         "_course",
+        "_created",
         "_direct",
         "_entry",
+        "_errand",
         "_exchange",
         "_failure",
         "_form",
@@ -205,6 +221,7 @@ class _Run:
         self._course: Course | None = None
         self._limit: asyncio.Timeout | None = None
         self._passage: Passage | None = None
+        self._errand: Errand | None = None
         self._is_over = False
         self._grace: asyncio.TimerHandle | None = None
         self.loop = exchange.loop
@@ -220,6 +237,8 @@ class _Run:
 
     @property
     def waits(self) -> bool:
+        if self._errand is not None:
+            return not self._errand.is_held
         if self._passage is not None and self._passage.is_held:
             return False
         held = self._record.stream and self._exchange.is_held
@@ -269,23 +288,21 @@ class _Run:
         form, record = self._form, self._record
         if form.parts is None or lease.contract != form.contract or lease.model != form.model.triton_model:
             return False
-        answer_id = f"chatcmpl-{new_id()}"
+        self._answer_id, self._created = f"chatcmpl-{new_id()}", int(time.time())
+        body = form.parts.body(self._answer_id, self._prompt)
+        headers = record.trace.headers() if record.trace else b""
+        if record.stream and self._have_it_told(lease, body, headers):
+            return True
         try:
             generation = lease.upstream.paths.by_itself(
-                lease.model,
-                form.contract,
-                form.parts.body(answer_id, self._prompt),
-                form.places,
-                lease,
-                record.trace.headers() if record.trace else b"",
-                form.model.batched_egress,
+                lease.model, form.contract, body, form.places, lease, headers, form.model.batched_egress
             )
         except ApiError:
             return False
         if generation is None:
             return False
         self._generation = generation
-        self._answer_id, self._writer = answer_id, form.again.writer(answer_id, int(time.time()))
+        self._writer = form.again.writer(self._answer_id, self._created)
         record.sent()
         record.went_directly()
         lease.run(self)
@@ -293,6 +310,106 @@ class _Run:
         if self._generation is generation and not generation.begin(self._news):
             self._connecting = self.loop.create_task(self._connect(generation))
         return True
+
+    def _have_it_told(self, lease: Lease, body: bytes, headers: bytes) -> bool:
+        """By the relay, from its beginning to its end; False where that cannot be."""
+        form, record, exchange = self._form, self._record, self._exchange
+        client, telling, paths = exchange.client, form.again.telling, lease.upstream.paths
+        if self._direct.relay.native is None or telling is None or client is None or client.get_write_buffer_size():
+            return False
+        upstreams = paths.relayed(lease.model, form.contract, form.model.batched_egress)
+        if upstreams is None:
+            return False
+        request = paths.request(lease.model, body, headers)
+        head = exchange.head([*STREAM_HEADERS, *warning_headers(form.all_warnings), record.header])
+        identity = sse.identity(sse.ChatStream.kind, self._answer_id, self._created, form.request.model)
+        record.sent()
+        record.went_directly()
+        lease.run(self)
+        if lease.problem:
+            # The instance was given up just now, and so was this.
+            return True
+        try:
+            self._errand = Errand(
+                self._direct.relay, upstreams, request, client, head, identity, telling, lease, self._errand_is_over
+            )
+        except OSError:
+            raise unreachable() from None
+        lease.meter = self._count_told
+        exchange.on_more = self._look
+        return True
+
+    def _count_told(self) -> None:
+        if self._errand is not None and self._errand.count():
+            # It goes nowhere else now.
+            self._prompt, self._body = "", b""
+
+    def _look(self) -> None:
+        """More comes of the client, which may have seen the end already."""
+        if self._errand is not None and self._errand.is_finished:
+            self._errand_is_over()
+
+    def _errand_is_over(self) -> None:
+        """The relay has told all, or come to what it leaves to others."""
+        try:
+            outcome = self._stop_errand()
+            assert outcome is not None
+            if outcome.is_finished:
+                self._is_told()
+            elif (connection := outcome.take_socket()) >= 0:
+                self._take_over(outcome, socket.socket(fileno=connection))
+            else:
+                raise unreachable()
+        except Exception as error:
+            self._ended_by(error)
+
+    def _is_told(self) -> None:
+        self._record.ended(self._answer.finish(None))
+        self._exchange.done()
+        self._end()
+
+    def _stop_errand(self) -> "Outcome | None":
+        errand, self._errand = self._errand, None
+        if errand is None:
+            return None
+        outcome = errand.stop()
+        assert self._lease is not None
+        self._lease.meter = self._exchange.on_more = None
+        answer, record = self._answer, self._record
+        answer.relayed(outcome.prompt_tokens, outcome.tokens)
+        answer.finish_reason = outcome.reason or None
+        if not outcome.is_finished:
+            # For who goes on with it, and does not begin again.
+            self._writer = self._form.again.writer(self._answer_id, self._created)
+            if outcome.is_begun:
+                self._writer.delta(answer, _NOTHING)
+        if outcome.is_begun:
+            record.status = 200
+            record.admitted(outcome.connect_seconds, outcome.head_at)
+            self._exchange.begin()
+        if outcome.tokens:
+            record.tokens(0, 1, outcome.first)
+            record.relayed(outcome.tokens)
+            if outcome.last > outcome.first:
+                record.gaps(0, outcome.tally, outcome.gap_sum, outcome.last)
+        return outcome
+
+    def _take_over(self, outcome: "Outcome", connection: socket.socket) -> None:
+        """What the relay has not told."""
+        form, lease = self._form, self._lease
+        assert lease is not None
+        if outcome.is_begun:
+            self._exchange.on_ready = self._news
+        self._generation = lease.upstream.paths.taken_over(lease.model, form.contract, form.places, lease)
+        self._connecting = self.loop.create_task(self._adopt(self._generation, outcome, connection))
+
+    async def _adopt(self, generation: Generation, outcome: "Outcome", connection: socket.socket) -> None:
+        has_head, seconds = outcome.has_head, outcome.connect_seconds
+        try:
+            await generation.adopt(connection, outcome.rest, self._news, has_head=has_head, seconds=seconds)
+        except Exception as error:
+            if self._generation is generation:
+                self._ended_by(error)
 
     async def _connect(self, generation: Generation) -> None:
         try:
@@ -346,7 +463,7 @@ class _Run:
         """The stream to the client."""
         record, exchange = self._record, self._exchange
         record.status = 200
-        exchange.begin([*STREAM_HEADERS, *warning_headers(self._form.all_warnings), record.header])
+        exchange.begin(exchange.head([*STREAM_HEADERS, *warning_headers(self._form.all_warnings), record.header]))
         exchange.on_ready = self._news
         around = self._writer.around_text(self._answer)
         native = self._direct.relay
@@ -381,6 +498,10 @@ class _Run:
         self._end()
 
     def _ended_by(self, error: Exception) -> None:
+        if (outcome := self._stop_errand()) is not None and outcome.is_finished:
+            # Before anybody looked.
+            self._is_told()
+            return
         self._stop_passage()
         if isinstance(error, ClientGone):
             self._record.status = CLIENT_GONE

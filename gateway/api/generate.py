@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from gateway.access.keys import Key
 from gateway.api.aside import aside
@@ -55,6 +55,9 @@ from gateway.triton.contract import BodyParts, Delta, GenerateRequest, ModelCont
 from gateway.triton.failure import InstanceFailure
 from gateway.triton.fan_out import FanOut, News
 from gateway.triton.generation import Generation
+
+if TYPE_CHECKING:
+    from gateway_relay import Telling as NativeTelling
 
 _log = logging.getLogger(__name__)
 
@@ -136,12 +139,14 @@ def _let_go(*_: object) -> Any:
 
 class Again(NamedTuple):
     """Of requests that differ in their messages alone. `render` makes a prompt of them and raises whatever a template
-    does; `translate` takes the prompt; `writer` is `Translation.writer`.
+    does; `translate` takes the prompt; `writer` is `Translation.writer`, and `telling` says the same of streams for the
+    native relay, where it can tell them.
     """
 
     render: Callable[[Messages], str]
     translate: Callable[[str], Translation]
     writer: Callable[[str, int], Writer]
+    telling: "NativeTelling | None" = None
 
 
 class Dialect(Protocol[_Request]):

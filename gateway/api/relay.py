@@ -2,23 +2,28 @@
 
 `gateway_relay`, a distribution of its own, does it in a thread in C++, where it is installed; the bytes are the same
 without it. A `Passage` is one answer's way into it and back: the head, the first events, the last ones and whatever the
-relay does not understand go the usual way, through `gateway.triton.generate` and the sink.
+relay does not understand go the usual way, through `gateway.triton.generate` and the sink. Requests of known forms have
+it ask Triton, too (`gateway.api.direct`): then it tells all of the answer.
 """
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from gateway.desk.front import Lease
 from gateway.observe import metrics
 from gateway.observe.record import Record
+from gateway.openai import sse
 from gateway.output.answer import Answer
 from gateway.triton.generate import Borrower
 from gateway.triton.generation import Lent
+from gateway.triton.upstreams import Upstreams
 
 if TYPE_CHECKING:
+    from gateway_relay import Outcome, Stream
     from gateway_relay import Relay as NativeRelay
-    from gateway_relay import Stream
+    from gateway_relay import Telling as NativeTelling
 
 _log = logging.getLogger(__name__)
 
@@ -28,13 +33,20 @@ _AFTER_TOKENS = 4
 _MOST_TRIES = 16
 
 
+class Relayed(Protocol):
+    """Whoever a stream of the relay belongs to."""
+
+    def go_on(self) -> None:
+        """It has ended by itself."""
+
+
 class Relay:
     """Of one process. `open` in its event loop; until then, and without `gateway_relay`, nothing is relayed."""
 
     def __init__(self) -> None:
         self.native: NativeRelay | None = None
-        self.passages: dict[int, Passage] = {}
-        """By the numbers of their streams."""
+        self.streams: dict[int, Relayed] = {}
+        """By their numbers."""
 
     def open(self) -> None:
         try:
@@ -47,21 +59,136 @@ class Relay:
         except OSError as error:
             _log.warning("plain streams go through Python: the native relay does not start: %s", error.strerror)
             return
-        asyncio.get_running_loop().add_reader(self.native.fileno(), self._on_ended)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self.native.fileno(), self._on_ended)
+        loop.add_reader(self.native.poll_fileno(), self._on_ready)
         _log.info("plain streams go through the native relay")
 
     def close(self) -> None:
         """Once no stream is open any more."""
         native, self.native = self.native, None
         if native is not None:
-            asyncio.get_running_loop().remove_reader(native.fileno())
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(native.fileno())
+            loop.remove_reader(native.poll_fileno())
             native.close()
+
+    def _on_ready(self) -> None:
+        assert self.native is not None
+        self._go_on(self.native.poll())
 
     def _on_ended(self) -> None:
         assert self.native is not None
-        for number in self.native.ended():
-            if (passage := self.passages.get(number)) is not None:
-                passage.go_on()
+        self._go_on(self.native.ended())
+
+    def _go_on(self, ended: list[int]) -> None:
+        for number in ended:
+            if (relayed := self.streams.get(number)) is not None:
+                relayed.go_on()
+
+    def stop(self, stream: "Stream") -> "Outcome":
+        """From here on it touches neither the client nor the upstream."""
+        assert self.native is not None
+        self.streams.pop(stream.number, None)
+        return self.native.stop(stream)
+
+
+def native_telling(telling: sse.Telling | None) -> "NativeTelling | None":
+    """None where the relay cannot tell an answer from its beginning."""
+    try:
+        from gateway_relay import Telling as NativeTelling
+    except ImportError:
+        return None
+    return None if telling is None else NativeTelling(*telling)
+
+
+def write_rest(client: asyncio.Transport, unsent: bytes) -> None:
+    """The end of a chunk of the relay's, ahead of all else."""
+    if unsent and not client.is_closing():
+        # The client does not read: the next write has to wait for it, as it would with much that the server has not got
+        # rid of.
+        client.set_write_buffer_limits(0)
+        client.write(unsent)
+        client.set_write_buffer_limits()
+
+
+class Errand:
+    """A request that the relay asks, and whose answer it tells. `over` is called when it has ended by itself, or when
+    no connection was made in time; then, or before, `stop` it. Raises `OSError` where the instance cannot be reached,
+    as far as that is known at once.
+
+    `request` goes to one of `upstreams`, which know one; `head` and events that begin with `identity`, as `telling`
+    says, to `client`.
+    """
+
+    def __init__(
+        self,
+        relay: Relay,
+        upstreams: Upstreams,
+        request: bytes,
+        client: asyncio.Transport,
+        head: bytes,
+        identity: bytes,
+        telling: "NativeTelling",
+        lease: Lease,
+        over: Callable[[], None],
+    ) -> None:
+        assert relay.native is not None
+        assert upstreams.native is not None
+        descriptor: int = client.get_extra_info("socket").fileno()
+        try:
+            self._stream = relay.native.ask(upstreams.native, request, descriptor, head, identity, telling)
+        except OSError:
+            upstreams.lost()
+            raise
+        self._relay = relay
+        self._upstreams = upstreams
+        self._client = client
+        self._lease = lease
+        self._counted = 0
+        self._too_late: asyncio.TimerHandle | None = None
+        self.go_on = over
+        relay.streams[self._stream.number] = self
+        if self._stream.is_connecting:
+            loop = asyncio.get_running_loop()
+            self._too_late = loop.call_later(upstreams.connect_timeout, self._check_connected)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the client keeps it from reading on."""
+        return self._stream.is_held
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the client may have all of the answer."""
+        return self._stream.is_finished
+
+    def count(self) -> int:
+        """The tokens so far, which the lease knows now."""
+        self._count(self._stream.tokens)
+        return self._counted
+
+    def stop(self) -> "Outcome":
+        """From here on the relay touches neither the client nor the upstream. Once only."""
+        if self._too_late is not None:
+            self._too_late.cancel()
+            if self._stream.is_connecting:
+                self._upstreams.lost()
+        outcome = self._relay.stop(self._stream)
+        if outcome.is_finished:
+            self._upstreams.used()
+        self._count(outcome.tokens)
+        write_rest(self._client, outcome.unsent)
+        return outcome
+
+    def _check_connected(self) -> None:
+        if self._stream.is_connecting:
+            self.go_on()
+
+    def _count(self, tokens: int) -> None:
+        """`tokens`: all so far."""
+        self._lease.tokens += tokens - self._counted
+        self._counted = tokens
 
 
 class Lender(Protocol):
@@ -116,21 +243,16 @@ class Passage:
         """From here on the relay touches neither the client nor the upstream. What it has read of the upstream and not
         passed on. Idempotent."""
         self._is_over = True
-        stream, native = self._stream, self._relay.native
-        if stream is None or native is None:
+        stream = self._stream
+        if stream is None or self._relay.native is None:
             return b""
-        outcome = native.stop(stream)
+        outcome = self._relay.stop(stream)
         self._stream = self._lease.meter = None
-        del self._relay.passages[stream.number]
         self._count(outcome.tokens)
         self._answer.relayed(outcome.prompt_tokens, outcome.tokens)
-        self._record.relayed(self._answer.index, outcome.tally, outcome.gap_sum, outcome.last)
-        if outcome.unsent and not self._client.is_closing():
-            # The end of a chunk, ahead of all else. The client does not read: the next write has to wait for it, as it
-            # would with much that the server has not got rid of.
-            self._client.set_write_buffer_limits(0)
-            self._client.write(outcome.unsent)
-            self._client.set_write_buffer_limits()
+        self._record.relayed(outcome.tokens)
+        self._record.gaps(self._answer.index, outcome.tally, outcome.gap_sum, outcome.last)
+        write_rest(self._client, outcome.unsent)
         return outcome.rest
 
     def go_on(self) -> None:
@@ -161,7 +283,7 @@ class Passage:
             lent.give_back(b"")
             return
         self._lent = lent
-        self._relay.passages[self._stream.number] = self
+        self._relay.streams[self._stream.number] = self
         self._lease.meter = self._meter
 
     def _meter(self) -> None:

@@ -137,9 +137,10 @@ class Record:
         assert self._meter is not None
         self._meter.render.observe(self.sent_at - self.body_at - self.queue_seconds)
 
-    def admitted(self, connect_seconds: float) -> None:
-        """The engine's first response has come. `connect_seconds`: 0.0 for a connection that was there already."""
-        self.head_at = time.monotonic()
+    def admitted(self, connect_seconds: float, at: float = 0.0) -> None:
+        """The engine's first response has come, now or `at`. `connect_seconds`: 0.0 for a connection that was there
+        already."""
+        self.head_at = at or time.monotonic()
         self.connect_seconds = connect_seconds
         if connect_seconds:
             metrics.upstream_connect_seconds.labels(self.instance).observe(connect_seconds)
@@ -164,13 +165,18 @@ class Record:
         """0.0 before the first."""
         return self._last[choice]
 
-    def relayed(self, choice: int, tally: Sequence[int], gap_sum: float, last: float) -> None:
-        """Tokens of a choice that came after its first by another way, counted there as `tokens` does it."""
+    def relayed(self, count: int) -> None:
+        """So many tokens came by another way."""
+        assert self._meter is not None
+        self._meter.relayed.inc(count)
+
+    def gaps(self, choice: int, tally: Sequence[int], gap_sum: float, last: float) -> None:
+        """Times between tokens of a choice that came after its first by another way, counted there as `tokens` does
+        it."""
         self._tally = [mine + theirs for mine, theirs in zip(self._tally, tally, strict=True)]
         self._gap_sum += gap_sum
         self._gaps += sum(tally)
         self._last[choice] = last
-        metrics.relayed_tokens_total.labels(self.model).inc(sum(tally))
 
     def ended(self, reason: str) -> None:
         """A choice came to a proper end, for this reason of the engine."""
@@ -311,6 +317,10 @@ class Meter:
     @cached_property
     def direct(self) -> Counter:
         return metrics.direct_requests_total.labels(self.where[0])
+
+    @cached_property
+    def relayed(self) -> Counter:
+        return metrics.relayed_tokens_total.labels(self.where[0])
 
     @cached_property
     def head(self) -> TalliedHistogram:

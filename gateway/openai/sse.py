@@ -5,7 +5,7 @@ no model object (what a token costs is measured by `bench/`).
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -26,6 +26,26 @@ def error_event(error: ApiError) -> bytes:
     return b"data: " + error.body() + b"\n\n" + DONE
 
 
+class Telling(NamedTuple):
+    """The events of an answer of one choice that is nothing but text, each without its beginning, the `identity`:
+    ahead of the first text, around a text, around the reason of the end, around the usage (none where it is not
+    wanted). `end`: behind all, whole."""
+
+    begin: bytes
+    before: bytes
+    after: bytes
+    finish_before: bytes
+    finish_after: bytes
+    usage_before: bytes
+    usage_after: bytes
+    end: bytes
+
+
+def identity(kind: str, answer_id: str, created: int, model: str) -> bytes:
+    """How each event of an answer begins."""
+    return b"data: " + orjson.dumps({"id": answer_id, "object": kind, "created": created, "model": model})[:-1]
+
+
 class _Stream:
     """The events of one answer with any number of choices.
 
@@ -38,8 +58,7 @@ class _Stream:
     _nothing: bytes  # The member of a choice that adds no text.
 
     def __init__(self, answer_id: str, created: int, model: str, *, usage_last: bool, usage_always: bool) -> None:
-        head = {"id": answer_id, "object": self.kind, "created": created, "model": model}
-        self._head = b"data: " + orjson.dumps(head)[:-1]
+        self._head = identity(self.kind, answer_id, created, model)
         self._choice = self._head + b',"choices":[{"index":'
         self.usage_always = usage_always
         self._usage_last = usage_last
@@ -88,6 +107,21 @@ class ChatStream(_Stream):
     def around_content(self, index: int) -> tuple[bytes, bytes]:
         """What stands before and after the text, as JSON, in an event of nothing else and without usage."""
         return self._choice + b'%d,"delta":{"content":' % index, self._content_end
+
+    def telling(self) -> Telling | None:
+        """None where the events carry the running usage."""
+        if self.usage_always:
+            return None
+        own = len(self._head)
+        before, after = self.around_content(0)
+        mark = "reason"
+        finish_before, finish_after = self.finish(0, mark, None)[own:].split(orjson.dumps(mark))
+        usage = b"", b""
+        if self._usage_last:
+            counts = {mark: 0}
+            usage_before, usage_after = self.end(counts)[own:].removesuffix(DONE).split(orjson.dumps(counts))
+            usage = usage_before, usage_after
+        return Telling(self.role(0, None)[own:], before[own:], after, finish_before, finish_after, *usage, DONE)
 
     def delta(
         self,

@@ -10,6 +10,7 @@ turn costs as much as all that is done with a token.
 """
 
 import asyncio
+import socket
 import ssl
 import time
 from collections.abc import Callable
@@ -18,6 +19,10 @@ from urllib.parse import urlsplit
 
 from gateway.triton.limits import EVENTS_AT_ONCE, IDLE_CONNECTIONS, IDLE_SECONDS, READ_AHEAD_BYTES
 from gateway.triton.response_parser import ProtocolError, response_parser
+from gateway.triton.upstreams import Upstreams
+
+# For the parser of an answer whose head was read elsewhere.
+_HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
 class ConnectError(Exception):
@@ -47,7 +52,7 @@ class Connections:
     """The connections to one Triton instance.
 
     `url` is its base URL (`http://host:port`, `https://…`, perhaps with a path);
-    `connect_timeout` is in seconds.
+    `connect_timeout` is in seconds. `upstreams` are those of the native relay; None with TLS.
     """
 
     def __init__(self, url: str, connect_timeout: float) -> None:
@@ -62,17 +67,21 @@ class Connections:
         self.connect_timeout = connect_timeout
         self._idle: list[_Connection] = []
         self._closing_idle: asyncio.TimerHandle | None = None
+        self.upstreams = None if self._tls else Upstreams(self._host, self._port, self._find, connect_timeout)
 
     def call(self, path: str, body: bytes, headers: bytes = b"", *, is_lasting: bool = False) -> "Call":
         """A `POST` that is sent when its head is awaited; `headers` are further lines of it, each with its end. One
         that is to last gets a connection of its own, which ends with it."""
+        return Call(self, self.request(path, body, headers), is_lasting=is_lasting)
+
+    def request(self, path: str, body: bytes, headers: bytes = b"") -> bytes:
+        """The same as bytes."""
         begin = self._begins.get(path)
         if begin is None:
             begin = self._begins[path] = (
                 f"POST {self._path}{path} HTTP/1.1\r\nHost: {self._netloc}\r\nContent-Type: application/json\r\n"
             ).encode()
-        request = b"%bContent-Length: %d\r\n%b\r\n%b" % (begin, len(body), headers, body)
-        return Call(self, request, is_lasting=is_lasting)
+        return b"%bContent-Length: %d\r\n%b\r\n%b" % (begin, len(body), headers, body)
 
     def take_idle(self) -> "_Connection | None":
         while self._idle:
@@ -105,7 +114,25 @@ class Connections:
             raise ConnectError(str(error) or type(error).__name__) from None
         return connection
 
+    async def adopt(self, connected: socket.socket) -> "_Connection":
+        """A connection that was made elsewhere."""
+        _, connection = await asyncio.get_running_loop().create_connection(
+            lambda: _Connection(self.forget), sock=connected
+        )
+        return connection
+
+    async def _find(self) -> str | None:
+        try:
+            connection = await self.connect()
+        except ConnectError:
+            return None
+        address = connection.peer
+        self.give_back(connection)
+        return address
+
     def close(self) -> None:
+        if self.upstreams is not None:
+            self.upstreams.close()
         if self._closing_idle is not None:
             self._closing_idle.cancel()
             self._closing_idle = None
@@ -181,6 +208,21 @@ class Call:
             connection.close()
             raise self._failure
         self._start(connection, listener)
+
+    async def adopt(
+        self, connected: socket.socket, came: bytes, listener: Callable[[], None], *, has_head: bool, seconds: float
+    ) -> None:
+        """The request was sent elsewhere, on a connection that it took so long to make. `came`: what has come of its
+        answer, behind the head if that `has_head`. Raises what `cancel` was given."""
+        self.connect_seconds = seconds
+        connection = await self._connections.adopt(connected)
+        if self._failure is not None:
+            connection.close()
+            raise self._failure
+        self._connection = connection
+        connection.listener = listener
+        if came or has_head:
+            connection.data_received(_HEAD + came if has_head else came)
 
     @property
     def status(self) -> int:
@@ -322,6 +364,14 @@ class _Connection(asyncio.Protocol):
     @property
     def is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def peer(self) -> str | None:
+        """Its address."""
+        if self._transport is None:
+            return None
+        address: str = self._transport.get_extra_info("peername")[0]
+        return address
 
     @property
     def is_awaited(self) -> bool:

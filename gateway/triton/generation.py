@@ -6,6 +6,7 @@ an answer, is an `InstanceFailure`.
 
 import asyncio
 import logging
+import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -15,6 +16,17 @@ from gateway.triton.failure import InstanceFailure
 from gateway.triton.generate import Borrower, BrokenConnection, ConnectError, Connections
 
 _log = logging.getLogger(__name__)
+
+
+def path_of(model: str) -> str:
+    """What is asked for a generation of a model, by Triton's name."""
+    return f"/v2/models/{model}/generate_stream"
+
+
+def unreachable() -> InstanceFailure:
+    """There is no connection to the instance."""
+    problem = "the Triton server cannot be reached"
+    return InstanceFailure("The inference server cannot be reached.", problem, unreachable=True)
 
 
 class Counter(Protocol):
@@ -59,7 +71,7 @@ class Generation:
         self._outputs = outputs
         self._places = places
         self._counter = counter
-        self._call = connections.call(f"/v2/models/{model}/generate_stream", body, headers)
+        self._call = connections.call(path_of(model), body, headers)
         self._failure: Exception | None = None
         self._first: list[Delta] | None = None
 
@@ -78,7 +90,7 @@ class Generation:
             status = await self._call.head()
             refusal = await self._call.error_body() if status != 200 else b""
         except ConnectError:
-            raise self._unreachable() from None
+            raise unreachable() from None
         except BrokenConnection:
             raise self._closed_early() from None
         if status != 200:
@@ -95,7 +107,13 @@ class Generation:
         try:
             await self._call.connect(listener)
         except ConnectError:
-            raise self._unreachable() from None
+            raise unreachable() from None
+
+    async def adopt(
+        self, connected: socket.socket, came: bytes, listener: Callable[[], None], *, has_head: bool, seconds: float
+    ) -> None:
+        """`begin` of a request that was sent elsewhere; as in `Call`."""
+        await self._call.adopt(connected, came, listener, has_head=has_head, seconds=seconds)
 
     def news(self) -> list[Delta] | None:
         """What came since the last call, if anything; None at the end. Raises as `open` and `deltas` do, and
@@ -201,11 +219,6 @@ class Generation:
     def close(self) -> None:
         """Let go of the instance; a generation that is not at its end is cancelled."""
         self._call.cancel(RuntimeError("the generation was closed"))
-
-    @staticmethod
-    def _unreachable() -> InstanceFailure:
-        problem = "the Triton server cannot be reached"
-        return InstanceFailure("The inference server cannot be reached.", problem, unreachable=True)
 
     @staticmethod
     def _closed_early() -> InstanceFailure:

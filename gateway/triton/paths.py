@@ -15,8 +15,9 @@ from gateway.triton import egress
 from gateway.triton.batched import BatchedGeneration
 from gateway.triton.contract import GenerateRequest, ModelContract, request_body
 from gateway.triton.generate import Connections
-from gateway.triton.generation import Counter, Generation
+from gateway.triton.generation import Counter, Generation, path_of
 from gateway.triton.subscription import Subscription
+from gateway.triton.upstreams import Upstreams
 
 
 class Paths:
@@ -72,6 +73,25 @@ class Paths:
         _counter(model, self._instance, "per_request").inc()
         where = self._instance, self._connections, model
         return Generation(*where, contract.backend, body, (), places, counter, headers)
+
+    def relayed(self, model: str, contract: ModelContract, batched_egress: BatchedEgress) -> Upstreams | None:
+        """What the native relay may ask for one that would be `by_itself`; None where it cannot."""
+        upstreams = self._connections.upstreams
+        if upstreams is None or not upstreams.is_known():
+            return None
+        return None if self._subscription(model, contract, batched_egress) is not None else upstreams
+
+    def request(self, model: str, body: bytes, headers: bytes) -> bytes:
+        """What the relay sends for it."""
+        _counter(model, self._instance, "per_request").inc()
+        return self._connections.request(path_of(model), body, headers)
+
+    def taken_over(
+        self, model: str, contract: ModelContract, places: Mapping[str, str], counter: Counter
+    ) -> Generation:
+        """One that the relay has asked for, and that is to `adopt` the connection."""
+        where = self._instance, self._connections, model
+        return Generation(*where, contract.backend, b"", (), places, counter)
 
     async def close(self) -> None:
         """For good: whatever is open is closed."""

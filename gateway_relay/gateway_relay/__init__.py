@@ -3,6 +3,26 @@
 Optional: the gateway does the same without it. What each thing does is said in `_native.pyi`.
 """
 
-from gateway_relay._native import Outcome, ProtocolError, Relay, ResponseParser, Stream, read_chat, read_head
+from gateway_relay._native import (
+    Outcome,
+    ProtocolError,
+    Relay,
+    ResponseParser,
+    Stream,
+    Telling,
+    Upstreams,
+    read_chat,
+    read_head,
+)
 
-__all__ = ["Outcome", "ProtocolError", "Relay", "ResponseParser", "Stream", "read_chat", "read_head"]
+__all__ = [
+    "Outcome",
+    "ProtocolError",
+    "Relay",
+    "ResponseParser",
+    "Stream",
+    "Telling",
+    "Upstreams",
+    "read_chat",
+    "read_head",
+]

@@ -46,7 +46,8 @@ class Outcome:
 
     @property
     def rest(self) -> bytes:
-        """What came from Triton and was not relayed, from the beginning of a chunk on."""
+        """What came from Triton and was not relayed, from the beginning of a chunk on; of an answer that was asked for
+        and whose head is not `has_head`, from its beginning on."""
     @property
     def unsent(self) -> bytes:
         """The end of what must still be written to the client, ahead of anything else."""
@@ -63,7 +64,31 @@ class Outcome:
         """Their sum, in seconds."""
     @property
     def last(self) -> float:
-        """When the last tokens came, as `time.monotonic`."""
+        """When the last tokens came, as `time.monotonic`; 0.0 before any."""
+    def take_socket(self) -> int:
+        """Of a request that was asked and whose answer is not over: the connection, for who goes on and closes it. -1
+        where there is none; of one that has ended by itself and is not finished, since none could be made."""
+    @property
+    def has_head(self) -> bool:
+        """Whether the head of the answer was read."""
+    @property
+    def is_begun(self) -> bool:
+        """Whether the head and the first event are with the client, or in `unsent`."""
+    @property
+    def is_finished(self) -> bool:
+        """Whether all of the answer is with the client, or in `unsent`."""
+    @property
+    def connect_seconds(self) -> float:
+        """That it took to make one; 0.0 for one that was kept."""
+    @property
+    def head_at(self) -> float:
+        """When the first event came; 0.0 before."""
+    @property
+    def first(self) -> float:
+        """When the first tokens came; 0.0 before."""
+    @property
+    def reason(self) -> str:
+        """Why the engine has ended the answer; empty before."""
 
 class Stream:
     """One that was started. It moves until it is stopped, or ends by itself: whatever is not text in the middle of an
@@ -77,6 +102,41 @@ class Stream:
     @property
     def is_held(self) -> bool:
         """Whether it waits for the client to read."""
+    @property
+    def is_finished(self) -> bool:
+        """Whether all has come of what was asked for: from here on the client may have all of the answer."""
+    @property
+    def is_connecting(self) -> bool:
+        """Whether there is no connection to Triton yet."""
+
+class Upstreams:
+    """Connections to one Triton, which are kept when a request is over, for the next one."""
+
+    def __init__(self, host: str, port: str, most: int) -> None:
+        """`host`: an IP address; up to `most` are kept. Raises `ValueError`."""
+    def close_idle(self, seconds: float) -> float:
+        """Those that nobody has taken for so long. In how many seconds the next one will be due; 0.0 where none is
+        left."""
+    def close(self) -> None:
+        """None is kept from now on."""
+
+class Telling:
+    """How the answers to requests of one form are told: the client's events, each without what names the answer at its
+    beginning."""
+
+    def __init__(
+        self,
+        begin: bytes,
+        before: bytes,
+        after: bytes,
+        finish_before: bytes,
+        finish_after: bytes,
+        usage_before: bytes,
+        usage_after: bytes,
+        end: bytes,
+    ) -> None:
+        """`begin`: ahead of the first text. `before` and `after` stand around a text, the others around the reason of
+        the end and around the usage; `usage_before` is empty where that is not wanted. `end`: behind all, whole."""
 
 class Relay:
     """A thread that moves any number of streams."""
@@ -93,10 +153,22 @@ class Relay:
         stream is stopped, stand between two chunks, and be read by nobody else. `last`: when the last tokens came.
         Raises `OSError`.
         """
+    def ask(
+        self, upstreams: Upstreams, request: bytes, client: int, head: bytes, identity: bytes, telling: Telling
+    ) -> Stream:
+        """Send `request` to one of `upstreams`, and tell the answer to `client` as a stream of HTTP/1.1: `head`, and
+        chunks of events that begin with `identity`. Raises `OSError` where it cannot be reached, as far as that is
+        known at once; as for the rest, see `start`."""
     def stop(self, stream: Stream) -> Outcome:
-        """From here on neither socket of a stream is touched. What came of it is for the first caller."""
+        """From here on neither socket of a stream is touched. What came of it is for the first caller. A request that
+        was asked and has not ended by itself is given up."""
     def ended(self) -> list[int]:
         """The numbers of the streams that have ended by themselves since the last call. They are to be stopped all the
         same."""
+    def poll_fileno(self) -> int:
+        """A descriptor that can be read when `poll` has something to do."""
+    def poll(self) -> list[int]:
+        """Move the streams that were asked for: the thread takes those that become long. The numbers of those that have
+        ended, which are to be stopped all the same."""
     def close(self) -> None:
-        """End the thread: no stream moves any more."""
+        """End the thread: none of its streams moves any more."""

@@ -4,14 +4,17 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 
 #include "relay.hpp"
 #include "request.hpp"
 #include "response.hpp"
+#include "telling.hpp"
 
 namespace nb = nanobind;
 
@@ -75,6 +78,12 @@ nb::object request_of(
     return nb::make_tuple(headers, bytes_of(head.body));
 }
 
+/// What nanobind makes of an object of Python's for a std::shared_ptr lets go of that object in whichever thread drops it:
+/// the relay's would wait for the interpreter, and the interpreter for the stream that it is about to end.
+struct SharedUpstreams {
+    std::shared_ptr<relay::Upstreams> shared;
+};
+
 /// What is complete and was not taken yet; of a great many the first.
 nb::list taken(response::Parser& parser, std::size_t most) {
     const std::size_t count = std::min(parser.events.size(), most);
@@ -90,6 +99,8 @@ NB_MODULE(_native, module) {
     using relay::Outcome;
     using relay::Relay;
     using relay::Stream;
+    using relay::Telling;
+    using relay::Upstreams;
 
     nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {
         try {
@@ -130,12 +141,47 @@ NB_MODULE(_native, module) {
         .def_prop_ro("prompt_tokens", [](const Outcome& self) { return self.counts.prompt; })
         .def_ro("tally", &Outcome::tally)
         .def_ro("gap_sum", &Outcome::gap_sum)
-        .def_ro("last", &Outcome::last);
+        .def_ro("last", &Outcome::last)
+        .def(
+            "take_socket", [](Outcome& self) { return self.socket == nullptr ? -1 : self.socket->release(); })
+        .def_ro("has_head", &Outcome::has_head)
+        .def_ro("is_begun", &Outcome::is_begun)
+        .def_ro("is_finished", &Outcome::is_finished)
+        .def_ro("connect_seconds", &Outcome::connect_seconds)
+        .def_ro("head_at", &Outcome::head_at)
+        .def_ro("first", &Outcome::first)
+        .def_prop_ro("reason", [](const Outcome& self) { return nb::str(self.reason.data(), self.reason.size()); });
 
     nb::class_<Stream>(module, "Stream")
         .def_ro("number", &Stream::number)
         .def_prop_ro("tokens", [](const Stream& self) { return self.tokens.load(std::memory_order_relaxed); })
-        .def_prop_ro("is_held", [](const Stream& self) { return self.is_held.load(); });
+        .def_prop_ro("is_held", [](const Stream& self) { return self.is_held.load(); })
+        .def_prop_ro("is_finished", [](const Stream& self) { return self.is_finished.load(); })
+        .def_prop_ro("is_connecting", [](const Stream& self) { return self.is_connecting.load(); });
+
+    nb::class_<SharedUpstreams>(module, "Upstreams")
+        .def(
+            "__init__",
+            [](SharedUpstreams* self, const std::string& host, const std::string& port, std::size_t most) {
+                new (self) SharedUpstreams{std::make_shared<Upstreams>(host, port, most)};
+            },
+            nb::arg("host"), nb::arg("port"), nb::arg("most"))
+        .def(
+            "close_idle", [](SharedUpstreams& self, double seconds) { return self.shared->close_idle(seconds); },
+            nb::arg("seconds"))
+        .def("close", [](SharedUpstreams& self) { self.shared->close(); });
+
+    nb::class_<Telling>(module, "Telling")
+        .def(
+            "__init__",
+            [](Telling* self, const nb::bytes& begin, const nb::bytes& before, const nb::bytes& after,
+               const nb::bytes& finish_before, const nb::bytes& finish_after, const nb::bytes& usage_before,
+               const nb::bytes& usage_after, const nb::bytes& end) {
+                new (self) Telling{text_of(begin), text_of(before), text_of(after), text_of(finish_before),
+                                   text_of(finish_after), text_of(usage_before), text_of(usage_after), text_of(end)};
+            },
+            nb::arg("begin"), nb::arg("before"), nb::arg("after"), nb::arg("finish_before"), nb::arg("finish_after"),
+            nb::arg("usage_before"), nb::arg("usage_after"), nb::arg("end"));
 
     nb::class_<Relay>(module, "Relay")
         .def(nb::init<std::vector<double>>(), nb::arg("bounds"))
@@ -146,7 +192,20 @@ NB_MODULE(_native, module) {
                 return self.start(upstream, client, {text_of(prefix), text_of(suffix)}, last);
             },
             nb::arg("upstream"), nb::arg("client"), nb::arg("prefix"), nb::arg("suffix"), nb::arg("last"))
+        .def(
+            "ask",
+            [](Relay& self, const SharedUpstreams& upstreams, const nb::bytes& request, int client,
+               const nb::bytes& head, const nb::bytes& identity, const Telling& telling) {
+                return self.ask(
+                    upstreams.shared, {request.c_str(), request.size()}, client,
+                    telling.frame({identity.c_str(), identity.size()}),
+                    telling.script({head.c_str(), head.size()}, {identity.c_str(), identity.size()}));
+            },
+            nb::arg("upstreams"), nb::arg("request"), nb::arg("client"), nb::arg("head"), nb::arg("identity"),
+            nb::arg("telling"))
         .def("stop", &Relay::stop, nb::arg("stream"))
         .def("ended", &Relay::ended)
+        .def("poll_fileno", &Relay::poll_descriptor)
+        .def("poll", &Relay::poll)
         .def("close", &Relay::close);
 }

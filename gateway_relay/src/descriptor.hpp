@@ -4,6 +4,7 @@
 
 #include <cerrno>
 #include <system_error>
+#include <utility>
 
 #include <unistd.h>
 
@@ -15,11 +16,16 @@ class Descriptor {
     Descriptor(int number, const char* what) : number_(number) {
         if (number < 0) throw std::system_error(errno, std::generic_category(), what);
     }
-    ~Descriptor() { close(number_); }
+    ~Descriptor() {
+        if (number_ >= 0) close(number_);
+    }
     Descriptor(const Descriptor&) = delete;
     Descriptor& operator=(const Descriptor&) = delete;
 
     [[nodiscard]] int number() const { return number_; }
+
+    /// The caller closes it.
+    [[nodiscard]] int release() { return std::exchange(number_, -1); }
 
   private:
     int number_;

@@ -179,7 +179,7 @@ class Reader {
 /// `parse_response`.
 class Response {
   public:
-    Response(const Frame& frame, std::string& out) : frame_(frame), out_(out) {}
+    Response(const Frame& frame, std::string& out, std::string* reason) : frame_(frame), out_(out), reason_(reason) {}
 
     bool read(Reader& reader) {
         if (!reader.literal("{")) return false;
@@ -213,7 +213,11 @@ class Response {
         if (name == "finish_reason") {
             if (has_reason_) return false;
             has_reason_ = true;
-            return reader.literal("\"None\"") || reader.literal("null");
+            if (reader.literal("\"None\"") || reader.literal("null")) return true;
+            std::string_view reason;
+            if (reason_ == nullptr || !reader.name(reason) || (reason != "stop" && reason != "length")) return false;
+            *reason_ = reason;
+            return true;
         }
         // Such as model_name; an answer's text is in none of them.
         std::string_view value;
@@ -238,16 +242,19 @@ class Response {
 
     const Frame& frame_;
     std::string& out_;
+    std::string* const reason_;
     bool has_text_ = false;
     bool has_reason_ = false;
 };
 
 }  // namespace
 
-bool translate(std::string_view body, const Frame& frame, std::string& out, Counts& counts) {
+bool translate(
+    std::string_view body, const Frame& frame, std::string& out, Counts& counts, std::string* reason) {
     while (!body.empty()) {
+        if (reason != nullptr && !reason->empty()) return false;
         Reader reader(body);
-        Response response(frame, out);
+        Response response(frame, out, reason);
         if (!reader.literal("data: ") || !response.read(reader) || !reader.literal("\n\n")) return false;
         counts.answer += response.counts.answer;
         if (response.counts.prompt != 0) counts.prompt = response.counts.prompt;

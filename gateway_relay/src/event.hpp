@@ -22,8 +22,12 @@ struct Counts {
 };
 
 /// Appends the client's events for a chunk's `body` to `out`, and adds to `counts`. False where the body is anything but
-/// events of text in the middle of an answer; `out` and `counts` are then of no use.
-bool translate(std::string_view body, const Frame& frame, std::string& out, Counts& counts);
+/// events of text in the middle of an answer; `out`, `counts` and `reason` are then of no use.
+///
+/// With a `reason`, which is empty so far, the last event may be an answer's last: then it says why the answer ended, if
+/// that was `stop` or `length` and nothing is to be said of it.
+bool translate(
+    std::string_view body, const Frame& frame, std::string& out, Counts& counts, std::string* reason = nullptr);
 
 /// A chunk of HTTP/1.1 at the beginning of `bytes`.
 struct Chunk {

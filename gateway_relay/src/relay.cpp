@@ -14,6 +14,9 @@ namespace relay {
 
 namespace {
 
+/// From so many tokens on an answer is the thread's.
+constexpr std::int64_t kShort = 4;
+
 /// Of the descriptor that ends the thread; streams are numbered from 1.
 constexpr std::uint64_t kQuit = 0;
 
@@ -28,6 +31,7 @@ void ring(int event) {
 Relay::Relay(std::vector<double> bounds)
     : bounds_(std::make_shared<const std::vector<double>>(std::move(bounds))),
       epoll_(std::make_shared<const Descriptor>(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
+      own_epoll_(std::make_shared<const Descriptor>(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
       ended_event_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd"),
       quit_event_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd") {
     epoll_event event{};
@@ -51,13 +55,30 @@ Relay::Relay(std::vector<double> bounds)
 
 Relay::~Relay() { close(); }
 
-std::shared_ptr<Stream> Relay::start(int upstream, int client, Frame frame, double last) {
-    // Its first step may be due before it is in the table, where the thread looks for it: then the thread waits.
-    const std::lock_guard lock(mutex_);
-    const std::uint64_t number = ++last_number_;
-    auto stream = std::make_shared<Stream>(number, epoll_, upstream, client, std::move(frame), last, bounds_);
-    streams_.emplace(number, stream);
+template <typename... Arguments>
+std::shared_ptr<Stream> Relay::add(const Stream::Epoll& epoll, Arguments&&... arguments) {
+    auto stream = std::make_shared<Stream>(++last_number_, epoll, std::forward<Arguments>(arguments)..., bounds_);
+    {
+        const std::lock_guard lock(mutex_);
+        streams_.emplace(stream->number, stream);
+    }
+    // Not before: the thread looks for it there as soon as its first step is due.
+    try {
+        stream->begin();
+    } catch (...) {
+        stop(*stream);
+        throw;
+    }
     return stream;
+}
+
+std::shared_ptr<Stream> Relay::start(int upstream, int client, Frame frame, double last) {
+    return add(epoll_, upstream, client, std::move(frame), last);
+}
+
+std::shared_ptr<Stream> Relay::ask(
+    std::shared_ptr<Upstreams> upstreams, std::string_view request, int client, Frame frame, Script script) {
+    return add(own_epoll_, std::move(upstreams), request, client, std::move(frame), std::move(script));
 }
 
 Outcome Relay::stop(Stream& stream) {
@@ -73,6 +94,21 @@ std::vector<std::uint64_t> Relay::ended() {
     [[maybe_unused]] const ssize_t size = read(ended_event_.number(), &rung, sizeof rung);
     const std::lock_guard lock(mutex_);
     return std::exchange(ended_, {});
+}
+
+std::vector<std::uint64_t> Relay::poll() {
+    std::array<epoll_event, 64> events;
+    const int count = epoll_wait(own_epoll_->number(), events.data(), static_cast<int>(events.size()), 0);
+    std::vector<std::uint64_t> numbers;
+    for (int i = 0; i < count; ++i) {
+        const std::uint64_t number = events[static_cast<std::size_t>(i)].data.u64;
+        const auto stream = find(number);
+        if (stream == nullptr) continue;
+        bool has_ended = stream->step(own_workspace_);
+        if (!has_ended && stream->tokens.load(std::memory_order_relaxed) >= kShort) has_ended = stream->move_to(epoll_);
+        if (has_ended) numbers.push_back(number);
+    }
+    return numbers;
 }
 
 void Relay::close() {

@@ -1,7 +1,9 @@
-// The thread that moves all streams, and what other threads ask of it.
+// All streams, and who moves them: a thread, or for as long as an answer that was asked for here is short, whoever asked.
+// To wake the thread costs more than a short answer does.
 
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -29,6 +31,11 @@ class Relay {
     /// monotonic clock. Throws std::system_error.
     std::shared_ptr<Stream> start(int upstream, int client, Frame frame, double last);
 
+    /// Asks one of `upstreams` with `request`, and tells the answer to `client`, as for `start`. Throws std::system_error
+    /// where it cannot be reached, as far as that is known at once.
+    std::shared_ptr<Stream> ask(
+        std::shared_ptr<Upstreams> upstreams, std::string_view request, int client, Frame frame, Script script);
+
     /// From here on neither socket of a stream is touched. What came of it is for the first caller.
     Outcome stop(Stream& stream);
 
@@ -38,19 +45,30 @@ class Relay {
     /// The numbers of those since the last call. They are to be stopped all the same.
     std::vector<std::uint64_t> ended();
 
-    /// Ends the thread: no stream moves any more.
+    /// A descriptor that can be read when `poll` has something to do.
+    [[nodiscard]] int poll_descriptor() const { return own_epoll_->number(); }
+
+    /// Moves the streams that were asked for and are not the thread's yet. The numbers of those that have ended, which are
+    /// to be stopped all the same. Does not wait.
+    std::vector<std::uint64_t> poll();
+
+    /// Ends the thread: none of its streams moves any more.
     void close();
 
   private:
+    template <typename... Arguments>
+    std::shared_ptr<Stream> add(const Stream::Epoll& epoll, Arguments&&... arguments);
     void run();
     std::shared_ptr<Stream> find(std::uint64_t number);
 
     const Bounds bounds_;
     const Stream::Epoll epoll_;
+    const Stream::Epoll own_epoll_;
+    Workspace own_workspace_;
     const Descriptor ended_event_;
     const Descriptor quit_event_;
     std::mutex mutex_;
-    std::uint64_t last_number_ = 0;
+    std::atomic<std::uint64_t> last_number_ = 0;
     std::unordered_map<std::uint64_t, std::shared_ptr<Stream>> streams_;
     std::vector<std::uint64_t> ended_;
     std::thread thread_;

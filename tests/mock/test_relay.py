@@ -2,6 +2,7 @@
 its way. Each test makes sure that the relay had it."""
 
 import asyncio
+import itertools
 import json
 import os
 import re
@@ -19,13 +20,22 @@ import pytest
 from bench.mock_engine.running import MockEngine, running_mock_engine
 from bench.upstream.running import running_upstream
 from bench.upstream.script import Model, answer_text
-from tests.support.chat import MODEL, chat, completion, events, joined
+from tests.support.chat import MODEL, completion, events, joined
+from tests.support.chat import chat as chat_of_a_form
 from tests.support.gateway import Gateway, running_gateway
 from tests.support.waiting import wait_for
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 # As where the package is not installed.
 WITHOUT = "import runpy, sys; sys.modules['gateway_relay'] = None; runpy.run_module('gateway', run_name='__main__')"
+
+
+_numbers = itertools.count()
+
+
+def chat(**changes: Any) -> dict[str, Any]:
+    """Each is the first of its form: those of a known one are the relay's from their beginning (`test_told`)."""
+    return chat_of_a_form(**{"user": f"user {next(_numbers)}"} | changes)
 
 
 @pytest.fixture(scope="module")

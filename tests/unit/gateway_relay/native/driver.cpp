@@ -1,19 +1,24 @@
-// What the sanitizers watch: broken bytes of every kind through the translation and the parsers of requests and responses,
-// and streams that begin, end, are stopped from another thread, lose their client or their upstream, all at once. Without an argument of its own it always does the
-// same; the exit code is 0 unless something is wrong.
+// What the sanitizers watch: broken bytes of every kind through the translation, the parsers of requests and responses, and
+// answers that were asked for; streams that begin, end, are stopped from another thread, lose their client or their upstream,
+// all at once; connections that threads share. Without an argument of its own it always does the same; the exit code is 0
+// unless something is wrong.
 
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
+#include <mutex>
 #include <random>
 #include <string>
 #include <string_view>
 #include <thread>
 #include <vector>
 
+#include <arpa/inet.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -21,6 +26,7 @@
 #include "relay.hpp"
 #include "request.hpp"
 #include "response.hpp"
+#include "upstreams.hpp"
 
 namespace {
 
@@ -362,6 +368,284 @@ void outlive() {
     for (const int socket : {upstream.here, upstream.there, client.here, client.there}) close(socket);
 }
 
+const Script kScript{"HTTP/1.1 200 OK\r\n\r\n", "[", "(", ")", "{", "}", "]"};
+constexpr std::string_view kRequest = "POST / HTTP/1.1\r\n\r\n";
+const std::string kHead = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n";
+
+std::string last_event(const std::string& reason) {
+    return "data: {\"text_output\":\"z\",\"finish_reason\":\"" + reason + "\",\"num_output_tokens\":1}\n\n";
+}
+
+std::string answer(unsigned tokens) {
+    std::string bytes = kHead + chunk(event(""));
+    for (; tokens > 0; --tokens) bytes += chunk(event("ab"));
+    return bytes + chunk(last_event("length")) + "0\r\n\r\n";
+}
+
+/// Anything that comes of a Triton; most of it is an answer.
+std::string any_answer(std::mt19937& random) {
+    const std::string whole = answer(random() % 10);
+    switch (random() % 16) {
+        case 0: return broken(whole, random);
+        case 1: return whole.substr(0, random() % whole.size());
+        case 2: return kHead + noise(random);
+        case 3: return "HTTP/1.1 400 Bad Request\r\nContent-Length: 2\r\n\r\n{}";
+        case 4: return kHead + chunk(event("a")) + chunk(last_event("abort")) + "0\r\n\r\n";
+        case 5: return kHead + chunk(last_event("stop") + event("b")) + "0\r\n\r\n";
+        case 6: return whole + noise(random);
+        case 7: return kHead + chunk(event(std::string(60000, 'y'))) + chunk(last_event("stop")) + "0\r\n\r\n";
+        default: return whole;
+    }
+}
+
+class Triton {
+  public:
+    Triton() : socket_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+        sockaddr_in address{};
+        address.sin_family = AF_INET;
+        address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+        socklen_t size = sizeof address;
+        auto* const any = reinterpret_cast<sockaddr*>(&address);
+        require(bind(socket_, any, size) == 0 && listen(socket_, 512) == 0, "a port to listen at");
+        require(getsockname(socket_, any, &size) == 0, "its number");
+        port = std::to_string(ntohs(address.sin_port));
+    }
+    ~Triton() {
+        close(socket_);
+        for (const int one : idle_) close(one);
+    }
+
+    /// A connection with a request on it, which is the caller's; -1 where there is none within some milliseconds.
+    int next(int milliseconds) {
+        std::vector<pollfd> all{{socket_, POLLIN, 0}};
+        for (const int one : idle_) all.push_back({one, POLLIN, 0});
+        if (poll(all.data(), all.size(), milliseconds) <= 0) return -1;
+        for (std::size_t i = 1; i < all.size(); ++i) {
+            if (all[i].revents == 0) continue;
+            idle_.erase(std::find(idle_.begin(), idle_.end(), all[i].fd));
+            char bytes[kRequest.size()];
+            if (recv(all[i].fd, bytes, sizeof bytes, MSG_DONTWAIT) == sizeof bytes) return all[i].fd;
+            close(all[i].fd);
+        }
+        if (all[0].revents != 0) keep(accept4(socket_, nullptr, nullptr, SOCK_CLOEXEC));
+        return -1;
+    }
+
+    /// It may carry another request.
+    void keep(int connection) { idle_.push_back(connection); }
+
+    std::string port;
+
+  private:
+    const int socket_;
+    std::vector<int> idle_;
+};
+
+std::string received(int socket) {
+    std::string all;
+    char bytes[4096];
+    for (ssize_t size; (size = recv(socket, bytes, sizeof bytes, MSG_DONTWAIT)) > 0;) all.append(bytes, static_cast<std::size_t>(size));
+    return all;
+}
+
+int lowest_descriptor() {
+    const int number = fcntl(STDERR_FILENO, F_DUPFD, 0);
+    close(number);
+    return number;
+}
+
+/// Every prefix of an answer, broken copies, and whatever else may come, cut anywhere; one after the other.
+void ask_one_by_one() {
+    std::mt19937 random(5);
+    const int before = lowest_descriptor();
+    unsigned finished = 0, left = 0;
+    {
+        Triton triton;
+        Relay relay({0.001});
+        const auto upstreams = std::make_shared<Upstreams>("127.0.0.1", triton.port, 1);
+        const auto ask = [&](const std::string& bytes) {
+            Pair client;
+            const auto stream = relay.ask(upstreams, kRequest, client.there, kFrame, kScript);
+            int connection = -1;
+            while (connection < 0) connection = triton.next(1000);
+            bool has_ended = false;
+            const auto turn = [&] {
+                for (const std::uint64_t number : relay.poll()) has_ended = has_ended || number == stream->number;
+                for (const std::uint64_t number : relay.ended()) has_ended = has_ended || number == stream->number;
+            };
+            const std::size_t cut = random() % (bytes.size() + 1);
+            for (const std::string& part : {bytes.substr(0, cut), bytes.substr(cut)}) {
+                require(send(connection, part.data(), part.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(part.size()), "sent");
+                turn();
+            }
+            if (!has_ended && !stream->is_finished) shutdown(connection, SHUT_WR);
+            while (!has_ended) turn();
+            Outcome outcome = relay.stop(*stream);
+            const std::string got = received(client.here) + outcome.unsent;
+            require(got.empty() != outcome.is_begun, "the client has what was begun");
+            require((outcome.socket == nullptr) == outcome.is_finished, "a connection is kept or left");
+            if (outcome.is_finished) {
+                ++finished;
+                require(outcome.rest.empty() && got.ends_with("]\r\n0\r\n\r\n"), "all is told");
+                triton.keep(connection);
+            } else {
+                ++left;
+                close(connection);
+            }
+            close(client.here);
+            close(client.there);
+            return outcome.is_finished;
+        };
+        const std::string whole = answer(6);
+        for (std::size_t length = 0; length < whole.size(); ++length) {
+            require(!ask(whole.substr(0, length)), "a prefix is no answer");
+        }
+        require(ask(whole), "an answer is told");
+        for (int i = 0; i < 1500; ++i) {
+            ask(broken(answer(random() % 6), random));
+            ask(any_answer(random));
+        }
+    }
+    require(finished > 0 && left > 0, "some are told, and some are left");
+    require(lowest_descriptor() == before, "all is closed");
+}
+
+/// Two relays, each moved by a thread of its own and by whoever asks, who share connections; others stop their streams.
+void ask_at_once() {
+    const int before = lowest_descriptor();
+    {
+        Triton triton;
+        const auto upstreams = std::make_shared<Upstreams>("127.0.0.1", triton.port, 8);
+        std::atomic<int> asking{2};
+        std::atomic<unsigned> finished{0}, stopped{0};
+        std::thread serving([&] {
+            std::mt19937 random(6);
+            std::vector<std::pair<int, std::string>> begun;
+            while (asking > 0) {
+                const int connection = triton.next(1);
+                if (connection >= 0) begun.emplace_back(connection, any_answer(random));
+                if (begun.empty()) continue;
+                const std::size_t at = random() % begun.size();
+                auto& [socket, bytes] = begun[at];
+                const std::string part = bytes.substr(0, random() % 400 + 1);
+                const bool is_gone = send(socket, part.data(), part.size(), MSG_DONTWAIT | MSG_NOSIGNAL) < 0;
+                bytes.erase(0, part.size());
+                if (!is_gone && !bytes.empty() && random() % 100 != 0) continue;
+                // Some that are whole are ended all the same.
+                if (!bytes.empty() || random() % 4 == 0) {
+                    close(socket);
+                } else {
+                    triton.keep(socket);
+                }
+                begun.erase(begun.begin() + static_cast<std::ptrdiff_t>(at));
+            }
+            for (const auto& [socket, bytes] : begun) close(socket);
+        });
+        const auto ask = [&](unsigned seed) {
+            std::mt19937 random(seed);
+            Relay relay({0.001, 0.01});
+            struct Open {
+                Pair client;
+                std::shared_ptr<Stream> stream;
+                std::atomic<bool> is_over{false};
+            };
+            std::mutex mutex;
+            std::vector<std::unique_ptr<Open>> open;
+            std::atomic<bool> is_over{false};
+            const auto stop = [&](Open& one) {
+                const Outcome outcome = relay.stop(*one.stream);
+                if (outcome.is_finished) ++finished;
+                ++stopped;
+                one.is_over = true;
+            };
+            std::thread stopping([&, seed] {
+                std::mt19937 random(seed + 100);
+                while (!is_over) {
+                    {
+                        const std::lock_guard lock(mutex);
+                        if (!open.empty()) {
+                            Open& one = *open[random() % open.size()];
+                            static_cast<void>(one.stream->tokens + one.stream->is_held + one.stream->is_connecting);
+                            if (random() % 64 == 0) stop(one);
+                            if (random() % 8 != 0) received(one.client.here);
+                        }
+                        upstreams->close_idle(random() % 100 == 0 ? 0 : 1);
+                    }
+                    std::this_thread::yield();
+                }
+            });
+            for (int step = 0; step < 3000; ++step) {
+                std::vector<std::uint64_t> numbers = relay.poll();
+                for (const std::uint64_t number : relay.ended()) numbers.push_back(number);
+                const std::lock_guard lock(mutex);
+                for (const auto& one : open) {
+                    if (std::find(numbers.begin(), numbers.end(), one->stream->number) != numbers.end()) stop(*one);
+                }
+                std::erase_if(open, [&](const auto& one) {
+                    if (!one->is_over) return false;
+                    close(one->client.here);
+                    close(one->client.there);
+                    return true;
+                });
+                if (open.size() < 24) {
+                    auto one = std::make_unique<Open>();
+                    if (random() % 4 == 0) {
+                        const int small = 4096;
+                        setsockopt(one->client.there, SOL_SOCKET, SO_SNDBUF, &small, sizeof small);
+                    }
+                    one->stream = relay.ask(upstreams, kRequest, one->client.there, kFrame, kScript);
+                    if (random() % 32 == 0) shutdown(one->client.here, SHUT_RDWR);
+                    open.push_back(std::move(one));
+                }
+            }
+            is_over = true;
+            stopping.join();
+            // Some while the thread still moves them, and some when it does not.
+            for (std::size_t i = 0; i < open.size(); ++i) {
+                if (i == open.size() / 2) relay.close();
+                stop(*open[i]);
+                close(open[i]->client.here);
+                close(open[i]->client.there);
+            }
+            if (seed == 7) upstreams->close();
+            --asking;
+        };
+        std::thread other(ask, 8);
+        ask(7);
+        other.join();
+        serving.join();
+        require(finished > 0 && stopped > finished, "some are told, and some are not");
+    }
+    require(lowest_descriptor() == before, "all is closed");
+}
+
+/// What nobody listens to, and a request that outlives its relay.
+void ask_nobody() {
+    std::string port;
+    Pair client;
+    {
+        Triton gone;
+        port = gone.port;
+    }
+    const auto upstreams = std::make_shared<Upstreams>("127.0.0.1", port, 1);
+    Relay relay({});
+    try {
+        const auto stream = relay.ask(upstreams, kRequest, client.there, kFrame, kScript);
+        while (relay.poll().empty()) std::this_thread::yield();
+        require(relay.stop(*stream).socket == nullptr, "no connection");
+    } catch (const std::system_error&) {
+    }
+    Triton triton;
+    std::shared_ptr<Stream> stream;
+    {
+        Relay brief({});
+        stream = brief.ask(std::make_shared<Upstreams>("127.0.0.1", triton.port, 1), kRequest, client.there, kFrame, kScript);
+    }
+    stream.reset();
+    close(client.here);
+    close(client.there);
+}
+
 }  // namespace
 
 int main() {
@@ -370,4 +654,7 @@ int main() {
     parse_responses();
     run_streams();
     outlive();
+    ask_one_by_one();
+    ask_at_once();
+    ask_nobody();
 }
