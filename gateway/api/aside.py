@@ -1,7 +1,8 @@
 """Work on a large body, done beside the event loop.
 
 Parsing and rendering megabytes takes tens of milliseconds, in which no stream would get its tokens. From a thread the
-loop gets the interpreter back between two steps, and within a switch interval while a template runs.
+loop gets the interpreter back a switch interval after it has asked for it, once the call that runs then has returned:
+so each call is for a piece (`gateway.openai.pieces`, `gateway.openai.giving_way`).
 """
 
 import asyncio
@@ -9,10 +10,9 @@ import sys
 from collections.abc import Callable
 from typing import TypeVar
 
-_T = TypeVar("_T")
+from gateway.openai.schema import LARGE_BODY
 
-LARGE_BODY = 256 * 1024
-"""Bytes. What a body can hold of this size takes about a millisecond; a thread costs a tenth of one."""
+_T = TypeVar("_T")
 
 _SWITCH_INTERVAL_S = 0.001
 

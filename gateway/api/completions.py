@@ -15,9 +15,7 @@ from gateway.output.logprobs import CompletionLogprobs, TokenBytes
 from gateway.translate.constraints import PLACES
 from gateway.translate.sampling import generates_nothing
 from gateway.translate.structured import Constraint
-from gateway.triton.contract import Backend, Delta, ModelContract
-
-Prompt = str | list[int]
+from gateway.triton.contract import Backend, Delta, ModelContract, Prompt
 
 
 class Completions:

@@ -43,6 +43,7 @@ from gateway.observe.record import CLIENT_GONE, Record, record_of
 from gateway.openai import sse
 from gateway.openai.errors import ApiError, bad_request, unavailable
 from gateway.openai.fields import Field, judge_extras
+from gateway.openai.schema import LARGE_BODY
 from gateway.output.answer import Answer, usage
 from gateway.output.events import OutputParser
 from gateway.output.logprobs import TokenBytes
@@ -51,7 +52,7 @@ from gateway.settings import Settings
 from gateway.translate.constraints import both_bind
 from gateway.translate.sampling import for_choice, inputs, refuse_missing, sampling_parameters, without_effect
 from gateway.translate.structured import FIELDS, Constraint, constraint_of
-from gateway.triton.contract import BodyParts, Delta, GenerateRequest, ModelContract
+from gateway.triton.contract import BodyParts, Delta, Encoded, GenerateRequest, ModelContract, Prompt, is_text
 from gateway.triton.failure import InstanceFailure
 from gateway.triton.fan_out import FanOut, News
 from gateway.triton.generation import Generation
@@ -109,7 +110,7 @@ class Translation:
     by in the end (None: its text by the constraint).
     """
 
-    prompts: Sequence[str | list[int]]
+    prompts: Sequence[Prompt | Encoded]
     add_special_tokens: bool
     outputs: list[str]
     places: Callable[[int], Mapping[str, str]]
@@ -193,7 +194,7 @@ class _Plan(Generic[_Request]):
     def ask(self, key: Key) -> Ask:
         """What the desk must know. A token is about four bytes of a prompt."""
         prompts = self.translation.prompts
-        tokens = sum(len(prompt) // 4 if isinstance(prompt, str) else len(prompt) for prompt in prompts)
+        tokens = sum(len(prompt) // 4 if is_text(prompt) else len(prompt) for prompt in prompts)
         return _ask(self.request.model, self.model, self.generations, tokens, self.sampling, key)
 
 
@@ -485,16 +486,19 @@ class GenerateRoute(Generic[_Request]):
                 "stream_options.continuous_usage_stats",
                 "invalid_value",
             )
-        warnings = judge_extras(request.model_extra or {}, self._dialect.table, strict=self._settings.strict_fields)
-        given = _STRUCTURED & request.model_fields_set
-        own = constraint_of({field: getattr(request, field) for field in given}) if given else None
-        if own is not None and request.constraints is not None:
-            raise both_bind(own.place)
-        sampling = sampling_parameters(request, model.defaults, model.max_model_len)
-        further = inputs(request)
+        warnings, own, sampling, further = await aside(body_bytes, partial(self._fields, request, model))
         known = contract or self._contract(model)
         refuse_missing(request, known)
-        translation = await aside(body_bytes, lambda: self._dialect.translate(request, model, known, own))
+
+        def translate() -> Translation:
+            translation = self._dialect.translate(request, model, known, own)
+            if body_bytes >= LARGE_BODY:
+                translation.prompts = [
+                    prompt if isinstance(prompt, Encoded) else Encoded.of(prompt) for prompt in translation.prompts
+                ]
+            return translation
+
+        translation = await aside(body_bytes, translate)
         constraint = translation.constraint
         if constraint is not None:
             try:
@@ -508,6 +512,18 @@ class GenerateRoute(Generic[_Request]):
         warnings += without_effect(request, sampling)
         further = {**further, **translation.inputs}
         return _Plan(request, model, known, translation, constraint, sampling, further, warnings)
+
+    def _fields(
+        self, request: _Request, model: ServedModel
+    ) -> tuple[list[str], Constraint | None, dict[str, Any], dict[str, Any]]:
+        """What a request says beside its prompt: warnings, its constraint, the sampling parameters, further inputs."""
+        warnings = judge_extras(request.model_extra or {}, self._dialect.table, strict=self._settings.strict_fields)
+        given = _STRUCTURED & request.model_fields_set
+        own = constraint_of({field: getattr(request, field) for field in given}) if given else None
+        if own is not None and request.constraints is not None:
+            raise both_bind(own.place)
+        sampling = sampling_parameters(request, model.defaults, model.max_model_len)
+        return warnings, own, sampling, inputs(request)
 
     def _contract(self, model: ServedModel) -> ModelContract:
         """What the model takes, for the checks that come before a place is asked for. Raises a 503."""
@@ -524,7 +540,7 @@ class GenerateRoute(Generic[_Request]):
             answer_id = f"{self._dialect.id_prefix}-{plan.request.request_id or new_id()}"
             begun = Begun(answer_id, plan.translation.writer(answer_id, int(time.time())))
         answer_id, writer = begun
-        answers, generations = self._generations(plan, record, lease, answer_id)
+        answers, generations = await self._generations(plan, record, lease, answer_id)
         job = _Job(plan, record, lease, answer_id, writer, answers, generations, course)
         course.follow(generations)
         lease.run(generations)
@@ -538,7 +554,7 @@ class GenerateRoute(Generic[_Request]):
         request = plan.request if plan.body is None else self._dialect.parse(plan.body)
         return await self._plan(request, model, record.body_bytes, lease.contract)
 
-    def _generations(
+    async def _generations(
         self, plan: _Plan[_Request], record: Record, lease: Lease, answer_id: str
     ) -> tuple[list[Answer], FanOut]:
         """The choices of the request at the lease's instance. Raises a 400 for what only shows here."""
@@ -553,6 +569,9 @@ class GenerateRoute(Generic[_Request]):
             places = translation.places(number)
             for choice in range(choices):
                 index = len(answers)
+                if index and isinstance(prompt, Encoded):
+                    # To copy it takes a millisecond.
+                    await asyncio.sleep(0)
                 parser, thinking = translation.parser(), translation.thinking()
                 answers.append(Answer(index, number, parser, thinking, keeps_text=keeps_text))
                 asked = GenerateRequest(
@@ -613,7 +632,7 @@ class GenerateRoute(Generic[_Request]):
         job.record.moved(lease.upstream.name)
         _log.info("%s goes to %s: %s", job.answer_id, lease.upstream.name, failure.problem)
         job.plan = await self._for_lease(job.plan, job.record, lease)
-        job.answers, job.generations = self._generations(job.plan, job.record, lease, job.answer_id)
+        job.answers, job.generations = await self._generations(job.plan, job.record, lease, job.answer_id)
         job.course.follow(job.generations)
         lease.run(job.generations)
 

@@ -324,8 +324,7 @@ def judge_extras(extras: Mapping[str, Any], table: Mapping[str, Field], *, stric
     Returns the warnings for the `x-gateway-warning` header; raises a 400 for a field that is refused
     and, with `strict`, for one that no API knows. `null` is the same as absent.
     """
-    if len(extras) > _MAX_EXTRAS:
-        raise bad_request(f"The body has {len(extras)} fields that this API does not know; remove them.")
+    refuse_many(extras)
     warnings: list[str] = []
     for name, value in extras.items():
         if value is None:
@@ -343,6 +342,12 @@ def judge_extras(extras: Mapping[str, Any], table: Mapping[str, Field], *, stric
         elif not is_one_of(value, field.harmless):
             raise _refusal(field)
     return warnings
+
+
+def refuse_many(extras: Mapping[str, Any]) -> None:
+    """Raises a 400 for more than anybody needs."""
+    if len(extras) > _MAX_EXTRAS:
+        raise bad_request(f"The body has {len(extras)} fields that this API does not know; remove them.")
 
 
 def has_no_effect(field: Field) -> str:
