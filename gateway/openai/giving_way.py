@@ -39,9 +39,9 @@ def validate(kind: type[_Model], value: Any) -> _Model:
             # The first one is the mistake that is told.
             value |= itertools.islice(unknown.items(), 1)
     members, extra, given = _validator(kind).validate_python(value)
-    for name, one in unknown.items():
-        extra[name] = one
-        given.add(name)
+    if unknown:
+        # Of which nobody asks whether they were given, so that `given` need not grow by all of them.
+        extra = unknown
     # What pydantic makes of these three.
     model = kind.__new__(kind)
     for name, one in zip(_OF_A_MODEL, (members, extra, given, None), strict=True):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jiter
 import orjson
 
-MAX_CONTAINERS = 100_000
+MAX_CONTAINERS = 60_000
 MAX_MEMBERS = 170_000
 """Lists and objects in one body, and members of all objects: more than any request has. The garbage collector looks at
 all of the former at once, and a large object moves or frees all of its members at once."""
