@@ -44,9 +44,11 @@ class Chat:
     def count_prompts(self, request: ChatRequest) -> int:
         return 1
 
-    def let_go(self, request: ChatRequest) -> None:
+    def let_go(self, request: ChatRequest) -> object:
+        messages = request.messages
         # Past the model, which nobody else may change.
         vars(request)["messages"] = []
+        return messages
 
     def translate(
         self, request: ChatRequest, model: ServedModel, contract: ModelContract, constraint: Constraint | None

@@ -30,9 +30,11 @@ class Completions:
     def count_prompts(self, request: CompletionRequest) -> int:
         return len(_prompts(request))
 
-    def let_go(self, request: CompletionRequest) -> None:
+    def let_go(self, request: CompletionRequest) -> object:
+        prompt = request.prompt
         # Past the model, which nobody else may change.
         vars(request)["prompt"] = ""
+        return prompt
 
     def again(
         self, request: CompletionRequest, model: ServedModel, contract: ModelContract, translation: Translation

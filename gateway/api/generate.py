@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from gateway.access.keys import Key
-from gateway.api.aside import aside
+from gateway.api.aside import aside, drop
 from gateway.api.forms import Forms, Messages
 from gateway.api.http import (
     CLIENT,
@@ -155,8 +155,9 @@ class Dialect(Protocol[_Request]):
 
     def count_prompts(self, request: _Request) -> int: ...
 
-    def let_go(self, request: _Request) -> None:
-        """Of the request's prompt, which may be megabytes: its answer has begun, and nothing asks for it again."""
+    def let_go(self, request: _Request) -> object:
+        """Of the request's prompt, which may be megabytes and is returned: its answer has begun, and nothing asks for
+        it again."""
 
     def translate(
         self, request: _Request, model: ServedModel, contract: ModelContract, constraint: Constraint | None
@@ -354,7 +355,10 @@ class GenerateRoute(Generic[_Request]):
             record.body_bytes = len(body)
             plan = await self._new_plan(body, record)
             del body
-            await self._answer(plan, record, deadline, receive, send, scope.get(CLIENT))
+            try:
+                await self._answer(plan, record, deadline, receive, send, scope.get(CLIENT))
+            finally:
+                drop(record.body_bytes, self._dialect.let_go(plan.request))
 
     async def _timed_out(self, record: Record, send: Send) -> None:
         """The body did not come in time, or the client did not take its answer, past every deadline."""
@@ -376,6 +380,16 @@ class GenerateRoute(Generic[_Request]):
         request = await aside(len(body), partial(self._dialect.parse, body))
         form = None if self._forms is None else self._forms.new(body)
         del body
+        try:
+            plan = await self._checked(request, record)
+        except BaseException:
+            drop(record.body_bytes, self._dialect.let_go(request))
+            raise
+        if self._forms is not None and form is not None:
+            self._forms.learn(form, self._form_of(plan))
+        return plan
+
+    async def _checked(self, request: _Request, record: Record) -> _Plan[_Request]:
         model = named(self._models, request.model, record.key, self._front.pick(request.model))
         record.asks(model.names[0], stream=bool(request.stream))
         self._front.check_size(self._dialect.count_prompts(request), request.n or 1)
@@ -383,8 +397,6 @@ class GenerateRoute(Generic[_Request]):
         if plan.constraint is not None:
             record.constraint = plan.constraint.kind
             metrics.structured_total.labels(model.names[0], plan.constraint.kind).inc()
-        if self._forms is not None and form is not None:
-            self._forms.learn(form, self._form_of(plan))
         return plan
 
     def _form_of(self, plan: _Plan[_Request]) -> Form[_Request] | None:
@@ -734,7 +746,7 @@ class GenerateRoute(Generic[_Request]):
         job.has_prompt = False
         job.plan.translation.let_go()
         job.plan.body = None
-        self._dialect.let_go(job.plan.request)
+        drop(job.record.body_bytes, self._dialect.let_go(job.plan.request))
 
     async def _whole(self, job: _Job[_Request], send: Send) -> None:
         ends = await self._somewhere(job, partial(self._collected, job))

@@ -85,6 +85,9 @@ def _ignored(name: str, note: str, only: tuple[Any, ...] | None = None) -> Field
 # Of members that are neither forwarded nor done; the tables themselves have fewer.
 _MAX_EXTRAS = 200
 
+# Of one that a warning or an error repeats.
+_LONGEST_NAME = 500
+
 _O, _V, _L = Origin.OPENAI, Origin.VLLM, Origin.LEGACY
 
 _SKIPS = "Leave special tokens out of the text; true unless set."
@@ -330,6 +333,8 @@ def judge_extras(extras: Mapping[str, Any], table: Mapping[str, Field], *, stric
         if value is None:
             continue
         field = table.get(name)
+        if len(name) > _LONGEST_NAME:
+            name = f"{name[:_LONGEST_NAME]}…"
         if field is None:
             if strict:
                 raise bad_request(f"Unknown field {name!r}; remove it.", param=name, code="unknown_parameter")

@@ -7,9 +7,10 @@ table in `gateway.openai.fields`. The values that hold a constraint stay raw JSO
 """
 
 import codecs
+import functools
 import gc
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 import jiter
@@ -275,8 +276,7 @@ def _check_messages(messages: Sequence[Message]) -> None:
             if one.model_extra:
                 unknown.append(one.model_extra)
     if (number := sum(map(len, unknown))) > _MAX_UNKNOWN:
-        for members in unknown:
-            giving_way.empty(members)
+        giving_way.empty(*unknown)
         raise bad_request(
             f"messages hold {number} members that this API does not know; remove them.",
             "messages",
@@ -312,20 +312,26 @@ def parse(body: bytes, kind: type[_Request]) -> _Request:
         too_many, value = error, error.beginning
     except ValueError as error:
         raise _not_json(str(error), body) from None
+    if not is_large:
+        return _validated(kind.model_validate, value)
+    request = None
     try:
-        request = giving_way.validate(kind, value) if is_large else kind.model_validate(value)
+        request = _validated(functools.partial(giving_way.validate, kind), value)
+        if too_many is not None:
+            raise bad_request(f"The body is too much: {too_many}.")
+        # Of a request that is refused for them in the end, nothing else is to be done.
+        refuse_many(request.model_extra or {})
+    except ApiError:
+        giving_way.empty(request, value)
+        raise
+    return request
+
+
+def _validated(validate: Callable[[Any], _Request], value: Any) -> _Request:
+    try:
+        return validate(value)
     except ValidationError as error:
         raise _as_api_error(error) from None
-    if too_many is not None:
-        raise bad_request(f"The body is too much: {too_many}.")
-    if is_large and request.model_extra:
-        # Of a request that is refused for them in the end, nothing else is to be done, nor kept.
-        try:
-            refuse_many(request.model_extra)
-        except ApiError:
-            giving_way.empty(request.model_extra)
-            raise
-    return request
 
 
 def _from_json(body: bytes) -> Any:

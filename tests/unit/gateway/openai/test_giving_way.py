@@ -50,7 +50,7 @@ tool = members(type=st.just("function"), function=members(name=st.just("f"), par
 bodies = members(
     model=st.just("m"),
     messages=messages,
-    prompt=token_ids | st.lists(token_ids, max_size=4) | st.text(max_size=3) | st.lists(st.text(max_size=3), max_size=4),
+    prompt=token_ids | st.lists(token_ids, max_size=4) | st.lists(st.text(max_size=3), max_size=4),
     tokens=token_ids,
     tools=st.lists(tool, max_size=3),
     stop=st.lists(st.text(max_size=2), max_size=3),
@@ -141,6 +141,14 @@ def test_functions_of_python_are_called_all_along() -> None:
         assert calls >= 20 * 4 + 30
     finally:
         sys.setprofile(None)
+
+
+def test_what_nobody_needs_any_more_is_emptied() -> None:
+    inner, kept = {"c": [1]}, "text"
+    request = ChatRequest.model_validate({"model": "m", "messages": [{"role": "user", "content": kept}], "x": [inner]})
+    numbers = list(range(3 * giving_way.AT_ONCE))
+    giving_way.empty(request, [[numbers], {"a": inner}], None, kept)
+    assert (vars(request), request.model_extra, inner, numbers, kept) == ({}, {}, {}, [], "text")
 
 
 @pytest.mark.parametrize(
