@@ -1,8 +1,8 @@
-"""How long large requests keep the gateway from its other work: `python -m bench large`.
+"""How long large requests keep the gateway's event loop from its other work: `python -m bench large`.
 
-While a body of megabytes is read, checked, rendered and sent to the byte source, the gateway is asked for its health
-over and over, on a connection of its own: what the slowest of these answers took is how long the event loop was not
-there for others, such as streams that wait for their next token. Exit code 1 if that is more than is promised.
+While a body of megabytes is read, checked, rendered and sent to the byte source, the loop is sent datagrams, two in a
+millisecond: how long the slowest had to wait for it is how long it was not there for others, such as streams that have
+got a token. Exit code 1 if that is more than is promised.
 """
 
 import argparse
@@ -14,15 +14,19 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from bench.compare import screen, tables
-from bench.compare.servers import running_gateway
+from bench.compare.servers import GATEWAY, running_service
 from bench.compare.verdict import Judged, Spread
 from bench.flags import positive
+from bench.large_gateway import TIME
+from bench.load.workloads import Format
+from bench.ports import free_port
 from bench.upstream.running import running_upstream
 from bench.upstream.script import Model
 from devtools import models
@@ -33,9 +37,8 @@ TARGET_MS = 5
 BYTES = 4_000_000
 """Of a body, about; the gateway takes 4 MiB unless told otherwise."""
 
-_PROBE = b"GET /health/live HTTP/1.1\r\nHost: gateway\r\n\r\n"
-_LIVES = b'{"status":"live"}'
 _PAUSE_SECONDS = 0.0005
+_PATIENCE_SECONDS = 120
 _TEMPLATE = """{# <tool_call>{"name": … } #}{%- for tool in tools or [] %}{{ tool | tojson }}
 {%- endfor %}
 {%- for message in messages %}<|start|>{{ message.role }}
@@ -101,13 +104,34 @@ CASES: dict[str, tuple[str, int, Callable[[], bytes]]] = {
 }
 
 
-def longest_wait(url: str, path: str, body: bytes, status: int) -> float:
-    """In seconds, of others, until a request is answered. Raises DevError where that is not as expected."""
+@contextmanager
+def running(upstream: str, folder: Path) -> Iterator[tuple[str, socket.socket]]:
+    """The gateway's URL, and what is connected to its loop."""
+    tokenizer = folder / "tokenizer"
+    shutil.copytree(models.tiny(Path(sys.executable)), tokenizer)
+    (tokenizer / "chat_template.jinja").write_text(_TEMPLATE)
+    known = [{"triton_model": _MODEL.name, "tokenizer": str(tokenizer), "max_model_len": 8192, "tool_parser": "hermes"}]
+    port, probe = free_port(), free_port()
+    command = [sys.executable, "-m", "bench.large_gateway", str(probe)]
+    command += ["--triton", upstream, "--models", json.dumps(known), "--port", str(port)]
+    url = f"http://127.0.0.1:{port}"
+    with (
+        running_service(GATEWAY, command, url, "/health/ready", Format.CHAT, folder),
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as loop,
+    ):
+        loop.connect(("127.0.0.1", probe))
+        loop.settimeout(_PATIENCE_SECONDS)
+        yield url, loop
+
+
+def longest_wait(url: str, loop: socket.socket, path: str, body: bytes, status: int) -> float:
+    """In seconds, for the loop, until a request is answered and let go of. Raises DevError where the answer is not as
+    expected."""
     address = urlsplit(url)
     answered: list[int] = []
 
     def ask() -> None:
-        connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=120)
+        connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=_PATIENCE_SECONDS)
         connection.request("POST", path, body, {"content-type": "application/json"})
         answer = connection.getresponse()
         answer.read()
@@ -115,32 +139,16 @@ def longest_wait(url: str, path: str, body: bytes, status: int) -> float:
         connection.close()
 
     asking = threading.Thread(target=ask)
-    longest = 0.0
-    with socket.create_connection((address.hostname, address.port)) as probe:
-        probe.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _probe(probe)
-        asking.start()
-        while asking.is_alive():
-            longest = max(longest, _probe(probe))
-            time.sleep(_PAUSE_SECONDS)
-        # What is let go of after the answer.
-        for _ in range(20):
-            longest = max(longest, _probe(probe))
+    asking.start()
+    longest, more = 0.0, 40
+    while more:
+        loop.send(TIME.pack(time.monotonic()))
+        longest = max(longest, TIME.unpack(loop.recv(TIME.size))[0])
+        time.sleep(_PAUSE_SECONDS)
+        more -= not asking.is_alive()
     if answered != [status]:
         raise DevError(f"The gateway answered {answered} where {status} was expected.")
     return longest
-
-
-def _probe(connection: socket.socket) -> float:
-    began = time.perf_counter()
-    connection.sendall(_PROBE)
-    answer = b""
-    while not answer.endswith(_LIVES):
-        part = connection.recv(65536)
-        if not part:
-            raise DevError(f"The gateway does not say that it lives: {answer!r}")
-        answer += part
-    return time.perf_counter() - began
 
 
 def main() -> int:
@@ -155,24 +163,25 @@ def main() -> int:
         if not arguments.only or any(word in name for word in arguments.only)
     }
     waits: dict[str, list[float]] = {name: [] for name in cases}
-    with tempfile.TemporaryDirectory(prefix="bench-large-") as folder, running_upstream([_MODEL]) as upstream:
-        tokenizer = Path(folder) / "tokenizer"
-        shutil.copytree(models.tiny(Path(sys.executable)), tokenizer)
-        (tokenizer / "chat_template.jinja").write_text(_TEMPLATE)
-        with running_gateway(upstream.url, [_MODEL], tokenizer, Path(folder)) as gateway, step("Asking"):
-            for _ in range(arguments.rounds):
-                for name, (path, status, body) in cases.items():
-                    try:
-                        waits[name].append(1000 * longest_wait(gateway.url, path, body, status))
-                    except DevError as error:
-                        raise DevError(f"{name}: {error}") from None
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-large-") as folder,
+        running_upstream([_MODEL]) as upstream,
+        running(upstream.url, Path(folder)) as (url, loop),
+        step("Asking"),
+    ):
+        for _ in range(arguments.rounds):
+            for name, (path, status, body) in cases.items():
+                try:
+                    waits[name].append(1000 * longest_wait(url, loop, path, body, status))
+                except DevError as error:
+                    raise DevError(f"{name}: {error}") from None
     judged = [
         Judged(f"{name} ({len(cases[name][2]) / 1e6:.1f} MB)", Spread.of(found), "ms", TARGET_MS)
         for name, found in waits.items()
     ]
     about = f"{screen.machine()}; {arguments.rounds} rounds."
     table = tables.ratios(judged)
-    screen.show(about, [tables.Table("The longest wait of another request", table.header, table.rows)])
+    screen.show(about, [tables.Table("The longest wait for the event loop", table.header, table.rows)])
     if arguments.into:
         screen.write_into(arguments.into, about, [table], "large")
     return 1 if any(one.is_met is False for one in judged) else 0

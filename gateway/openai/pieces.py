@@ -84,14 +84,16 @@ def from_json(body: bytes, *, allow_inf_nan: bool = False, piece: int = PIECE) -
 def string(text: str) -> bytes:
     """It as JSON."""
     parts = [orjson.dumps(text[begin : begin + PIECE])[1:-1] for begin in range(0, len(text), PIECE)]
-    return b'"%b"' % b"".join(parts)
+    return b"".join((b'"', *parts, b'"'))
 
 
 def numbers(values: Sequence[int]) -> bytes:
     """A list of them as JSON."""
     size = PIECE // 8
-    parts = [orjson.dumps(list(values[begin : begin + size]))[1:-1] for begin in range(0, len(values), size)]
-    return b"[%b]" % b",".join(parts)
+    parts = [orjson.dumps(list(values[begin : begin + size]))[1:-1] + b"," for begin in range(0, len(values), size)]
+    if parts:
+        parts[-1] = parts[-1][:-1]
+    return b"".join((b"[", *parts, b"]"))
 
 
 class _Reader:
