@@ -6,9 +6,11 @@ so each call is for a piece (`gateway.openai.pieces`, `gateway.openai.giving_way
 """
 
 import asyncio
+import contextvars
 import gc
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from gateway.openai.giving_way import empty
@@ -29,12 +31,19 @@ def switch_early() -> None:
     gc.set_threshold(young, middle, _MIDDLE_COLLECTIONS)
 
 
+# One for all: of several that have work, any may get the interpreter when one gives it back, ahead of the loop.
+_thread = ThreadPoolExecutor(1, "aside")
+
+
 async def aside(size: int, work: Callable[[], _T]) -> _T:
     """What `work` returns or raises; `size` is that of the request's body."""
-    return work() if size < LARGE_BODY else await asyncio.to_thread(work)
+    if size < LARGE_BODY:
+        return work()
+    context = contextvars.copy_context()
+    return await asyncio.get_running_loop().run_in_executor(_thread, context.run, work)
 
 
 def drop(size: int, value: Any) -> None:
     """Free a value of which nobody uses any part any more; `size` as in `aside`."""
     if size > LARGE_BODY:
-        asyncio.get_running_loop().run_in_executor(None, empty, value)
+        _thread.submit(empty, value)

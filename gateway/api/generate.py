@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+import orjson
+from orjson import Fragment
+
 from gateway.access.keys import Key
 from gateway.api.aside import aside, drop
 from gateway.api.forms import Forms, Messages
@@ -498,7 +501,7 @@ class GenerateRoute(Generic[_Request]):
                 "stream_options.continuous_usage_stats",
                 "invalid_value",
             )
-        warnings, own, sampling, further = await aside(body_bytes, partial(self._fields, request, model))
+        warnings, own, sampling, further = await aside(body_bytes, partial(self._fields, request, model, body_bytes))
         known = contract or self._contract(model)
         refuse_missing(request, known)
 
@@ -526,7 +529,7 @@ class GenerateRoute(Generic[_Request]):
         return _Plan(request, model, known, translation, constraint, sampling, further, warnings)
 
     def _fields(
-        self, request: _Request, model: ServedModel
+        self, request: _Request, model: ServedModel, body_bytes: int
     ) -> tuple[list[str], Constraint | None, dict[str, Any], dict[str, Any]]:
         """What a request says beside its prompt: warnings, its constraint, the sampling parameters, further inputs."""
         warnings = judge_extras(request.model_extra or {}, self._dialect.table, strict=self._settings.strict_fields)
@@ -535,6 +538,9 @@ class GenerateRoute(Generic[_Request]):
         if own is not None and request.constraints is not None:
             raise both_bind(own.place)
         sampling = sampling_parameters(request, model.defaults, model.max_model_len)
+        if body_bytes >= LARGE_BODY and request.logit_bias:
+            # It may name the whole vocabulary, and is written for each choice.
+            sampling["logit_bias"] = Fragment(orjson.dumps(request.logit_bias))
         return warnings, own, sampling, inputs(request)
 
     def _contract(self, model: ServedModel) -> ModelContract:
