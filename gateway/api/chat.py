@@ -350,7 +350,7 @@ class _Writer:
         ]
         prompt = self._of_prompt(answers[0])
         if answers[0].prompt_logprobs is not None:
-            prompt["prompt_logprobs"] = answers[0].prompt_logprobs
+            prompt["prompt_logprobs"] = sse.one_by_one(answers[0].prompt_logprobs)
         return sse.whole("chat.completion", *self._identity, choices, counts, prompt)
 
     def _begin(self, answer: Answer, counts: Mapping[str, int] | None) -> bytes:

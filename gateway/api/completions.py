@@ -201,7 +201,8 @@ class _Writer:
         logprobs = self._prompts_logprobs(answer)
         members: dict[str, Any] = {}
         if self._request.prompt_logprobs is not None:
-            members["prompt_logprobs"] = answer.prompt_logprobs
+            prompt_logprobs = answer.prompt_logprobs
+            members["prompt_logprobs"] = None if prompt_logprobs is None else sse.one_by_one(prompt_logprobs)
         if self._request.return_token_ids:
             token_ids = [] if self._prompt_alone else answer.token_ids
             members |= {"prompt_token_ids": answer.prompt_token_ids, "token_ids": token_ids}

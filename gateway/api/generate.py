@@ -7,6 +7,7 @@ once, for whole answers too.
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -65,6 +66,7 @@ _log = logging.getLogger(__name__)
 # Past the deadline, for the client to take the error. One that does not read is let go then.
 DEADLINE_GRACE_S = 2.0
 _LAST_WORD_S = 1.0
+_ALTERNATIVE_BYTES = 256
 _STRUCTURED = frozenset(FIELDS)
 # Of a model whose context length nobody knows.
 _NO_LIMIT = 1_000_000
@@ -760,7 +762,10 @@ class GenerateRoute(Generic[_Request]):
         headers = job.headers
         finished = [answer for answer, reason in zip(job.answers, reasons, strict=True) if reason == "stop"]
         headers = [*headers, *await self._violations(job, finished)]
-        await send_json(send, 200, job.writer.whole(job.answers, reasons, usage(job.answers)), headers)
+        size = _size(job.answers)
+        body = await aside(size, partial(job.writer.whole, job.answers, reasons, usage(job.answers)))
+        drop(size, [kept for answer in job.answers for kept in (answer.logprobs, answer.prompt_logprobs)])
+        await send_json(send, 200, body, headers)
 
     async def _collected(self, job: _Job[_Request]) -> dict[int, str]:
         """All that comes from the engine; the reasons of the ends by the numbers of the choices."""
@@ -814,6 +819,13 @@ class GenerateRoute(Generic[_Request]):
                 metrics.structured_violations_total.labels(name, kind).inc()
                 _log.error("an answer of model %s violates its %s constraint: %s", name, kind, found)
         return [(b"x-gateway-structured-output", told)] if told else []
+
+
+def _size(answers: Sequence[Answer]) -> int:
+    """How large a body is, in bytes, that takes as long as the log probabilities of answers that are not streamed."""
+    of_prompt = answers[0].prompt_logprobs or []
+    positions = itertools.chain(of_prompt, *(answer.logprobs for answer in answers))
+    return sum(len(position) for position in positions if position) * _ALTERNATIVE_BYTES
 
 
 @contextlib.contextmanager

@@ -304,12 +304,12 @@ def parse(body: bytes, kind: type[_Request]) -> _Request:
     """Parse and validate a body; a mistake is a 400 that names its place. The event loop can go on beside it where the
     body is large (`LARGE_BODY`) and this is called in a thread; its lists of token ids are arrays then."""
     is_large = len(body) >= LARGE_BODY
-    too_many: pieces.TooMany | None = None
+    too_many = ""
     try:
         value = pieces.from_json(body) if is_large else _from_json(body)
     except pieces.TooMany as error:
         # What is wrong with the beginning says more.
-        too_many, value = error, error.beginning
+        too_many, value = str(error), error.beginning
     except ValueError as error:
         raise _not_json(str(error), body) from None
     if not is_large:
@@ -317,7 +317,7 @@ def parse(body: bytes, kind: type[_Request]) -> _Request:
     request = None
     try:
         request = _validated(functools.partial(giving_way.validate, kind), value)
-        if too_many is not None:
+        if too_many:
             raise bad_request(f"The body is too much: {too_many}.")
         # Of a request that is refused for them in the end, nothing else is to be done.
         refuse_many(request.model_extra or {})
