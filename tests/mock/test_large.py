@@ -123,3 +123,23 @@ def test_messages_by_the_thousand_are_rendered(client: httpx.Client, engine: Moc
     assert answer.status_code == 200, answer.text
     text = engine.wait_for_requests(1)[0]["inputs"]["text_input"]
     assert text == "<s>" + "".join(f"<|{one['role']}|>{one['content']}" for one in messages) + "<|assistant|>"
+
+
+def test_a_whole_answer_with_thousands_of_log_probabilities(client: httpx.Client) -> None:
+    asked = {"messages": MESSAGES, "seed": 7, "max_tokens": 200, "ignore_eos": True}
+    asked |= {"logprobs": True, "top_logprobs": 20}
+    whole = post(client, CHAT, asked).json()["choices"][0]["logprobs"]
+    assert sum(len(one["top_logprobs"]) for one in whole["content"]) > 1500
+    chunks = events(post(client, CHAT, asked | {"stream": True}))
+    streamed = [one for chunk in chunks for choice in chunk["choices"] if choice["logprobs"]
+                for one in choice["logprobs"]["content"]]  # fmt: skip
+    assert (whole["content"], whole["refusal"]) == (streamed, None)
+
+
+def test_a_whole_completion_with_thousands_of_log_probabilities(client: httpx.Client) -> None:
+    asked = {"prompt": TEXT, "seed": 7, "max_tokens": 200, "ignore_eos": True, "logprobs": 20}
+    whole = post(client, COMPLETION, asked).json()["choices"][0]["logprobs"]
+    assert sum(map(len, whole["top_logprobs"])) > 1500
+    chunks = events(post(client, COMPLETION, asked | {"stream": True}))
+    parts = [choice["logprobs"] for chunk in chunks for choice in chunk["choices"] if choice["logprobs"]]
+    assert whole == {name: [one for part in parts for one in part[name]] for name in whole}
