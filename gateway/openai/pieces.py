@@ -7,6 +7,7 @@ is added to what the pieces ahead of it made. A string that is longer than a pie
 words of an error are those of one call for the whole. Pure: no I/O.
 """
 
+import gc
 import re
 import secrets
 from collections.abc import Iterator, Sequence
@@ -70,9 +71,22 @@ class _Piece(NamedTuple):
     signs: bytes
 
 
+def at_once(text: bytes, *, allow_inf_nan: bool = False) -> Any:
+    """The value of JSON text, in one call. Raises `ValueError`."""
+    # Of a hundred thousand lists the collector looks at all that there are over and over, which takes longer than
+    # parsing.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        # A key that stands twice has two values, of which every parser silently drops one.
+        return jiter.from_json(text, allow_inf_nan=allow_inf_nan, cache_mode="keys", catch_duplicate_keys=True)
+    finally:
+        if collects:
+            gc.enable()
+
+
 def from_json(body: bytes, *, allow_inf_nan: bool = False, piece: int = PIECE) -> Any:
-    """What `jiter.from_json` makes of it where a key must not stand twice. Raises `ValueError` with its words, or
-    `TooMany`. `piece`: in bytes."""
+    """The same as `at_once`. Raises `ValueError` with the same words, or `TooMany`. `piece`: in bytes."""
     reader = _Reader(body, allow_inf_nan, piece)
     for one in _pieces(body, piece):
         reader.read(one)
@@ -127,7 +141,7 @@ class _Reader:
             self._put(self._long_string(*piece.string))
 
     def _value(self, text: bytes) -> Any:
-        return jiter.from_json(text, allow_inf_nan=self._allow_inf_nan, cache_mode="keys", catch_duplicate_keys=True)
+        return at_once(text, allow_inf_nan=self._allow_inf_nan)
 
     def _before(self, piece: _Piece, *seen: list[str]) -> bytes:
         """What stands for all that comes ahead of a piece; `seen`: with members of these names in each object."""

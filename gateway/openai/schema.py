@@ -8,12 +8,10 @@ table in `gateway.openai.fields`. The values that hold a constraint stay raw JSO
 
 import codecs
 import functools
-import gc
 import re
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
-import jiter
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 from pydantic_core import ErrorDetails
 
@@ -306,7 +304,7 @@ def parse(body: bytes, kind: type[_Request]) -> _Request:
     is_large = len(body) >= LARGE_BODY
     too_many = ""
     try:
-        value = pieces.from_json(body) if is_large else _from_json(body)
+        value = pieces.from_json(body) if is_large else pieces.at_once(body)
     except pieces.TooMany as error:
         # What is wrong with the beginning says more.
         too_many, value = str(error), error.beginning
@@ -332,19 +330,6 @@ def _validated(validate: Callable[[Any], _Request], value: Any) -> _Request:
         return validate(value)
     except ValidationError as error:
         raise _as_api_error(error) from None
-
-
-def _from_json(body: bytes) -> Any:
-    # A body of a hundred thousand lists has the collector look at all of them over and over, which takes longer than
-    # parsing.
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        # A key that stands twice has two values, of which every parser silently drops one.
-        return jiter.from_json(body, allow_inf_nan=False, cache_mode="keys", catch_duplicate_keys=True)
-    finally:
-        if collects:
-            gc.enable()
 
 
 # jiter's words → what they mean to the one who wrote the body.
