@@ -1,8 +1,8 @@
 """How long large requests keep the gateway's event loop from its other work: `python -m bench large`.
 
 While a body of megabytes is read, checked, rendered and sent to the byte source, the loop is sent datagrams, two in a
-millisecond: how long the slowest had to wait for it is how long it was not there for others, such as streams that have
-got a token. Exit code 1 if that is more than is promised.
+millisecond: how long the slowest had to wait for it, in CPU time of the gateway's process, is how long it was not there
+for others, such as streams that have got a token. Exit code 1 if that is more than is promised.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from bench.compare import screen, tables
 from bench.compare.servers import GATEWAY, running_service
 from bench.compare.verdict import Judged, Spread
 from bench.flags import positive
-from bench.large_gateway import TIME
+from bench.large_gateway import ANSWER, QUESTION
 from bench.load.workloads import Format
 from bench.ports import free_port
 from bench.upstream.running import running_upstream
@@ -105,8 +105,8 @@ CASES: dict[str, tuple[str, int, Callable[[], bytes]]] = {
 
 
 @contextmanager
-def running(upstream: str, folder: Path) -> Iterator[tuple[str, socket.socket]]:
-    """The gateway's URL, and what is connected to its loop."""
+def running(upstream: str, folder: Path) -> Iterator[tuple[str, Callable[[], float]]]:
+    """The gateway's URL, and what asks its loop how long it took to answer."""
     tokenizer = folder / "tokenizer"
     shutil.copytree(models.tiny(Path(sys.executable)), tokenizer)
     (tokenizer / "chat_template.jinja").write_text(_TEMPLATE)
@@ -121,10 +121,19 @@ def running(upstream: str, folder: Path) -> Iterator[tuple[str, socket.socket]]:
     ):
         loop.connect(("127.0.0.1", probe))
         loop.settimeout(_PATIENCE_SECONDS)
-        yield url, loop
+
+        def wait(clock: int) -> tuple[float, int]:
+            loop.send(QUESTION.pack(time.clock_gettime(clock)))
+            seconds, pid = ANSWER.unpack(loop.recv(ANSWER.size))
+            return seconds, pid
+
+        _, pid = wait(time.CLOCK_PROCESS_CPUTIME_ID)
+        # As clock_getcpuclockid has it.
+        clock = (~pid << 3) | 2
+        yield url, lambda: wait(clock)[0]
 
 
-def longest_wait(url: str, loop: socket.socket, path: str, body: bytes, status: int) -> float:
+def longest_wait(url: str, wait: Callable[[], float], path: str, body: bytes, status: int) -> float:
     """In seconds, for the loop, until a request is answered and let go of. Raises DevError where the answer is not as
     expected."""
     address = urlsplit(url)
@@ -142,8 +151,7 @@ def longest_wait(url: str, loop: socket.socket, path: str, body: bytes, status: 
     asking.start()
     longest, more = 0.0, 40
     while more:
-        loop.send(TIME.pack(time.monotonic()))
-        longest = max(longest, TIME.unpack(loop.recv(TIME.size))[0])
+        longest = max(longest, wait())
         time.sleep(_PAUSE_SECONDS)
         more -= not asking.is_alive()
     if answered != [status]:
@@ -166,13 +174,13 @@ def main() -> int:
     with (
         tempfile.TemporaryDirectory(prefix="bench-large-") as folder,
         running_upstream([_MODEL]) as upstream,
-        running(upstream.url, Path(folder)) as (url, loop),
+        running(upstream.url, Path(folder)) as (url, wait),
         step("Asking"),
     ):
         for _ in range(arguments.rounds):
             for name, (path, status, body) in cases.items():
                 try:
-                    waits[name].append(1000 * longest_wait(url, loop, path, body, status))
+                    waits[name].append(1000 * longest_wait(url, wait, path, body, status))
                 except DevError as error:
                     raise DevError(f"{name}: {error}") from None
     judged = [

@@ -1,11 +1,13 @@
 """The gateway as it is, whose event loop answers datagrams: `python -m bench.large_gateway PORT FLAGS…`.
 
-A datagram holds the time at which it was sent, and its answer how long it had to wait for the loop, both in seconds and
-by the clock that all processes share.
+A datagram holds the CPU time that this process had taken when it was sent, and its answer what it took from then until
+the loop came to it, both in seconds: how long the loop was not there, without what other processes took of the machine.
+The answer ends with the process's id.
 """
 
 import asyncio
 import functools
+import os
 import runpy
 import socket
 import struct
@@ -14,7 +16,7 @@ import time
 
 from gateway.observe import loop
 
-TIME = struct.Struct("d")
+QUESTION, ANSWER = struct.Struct("d"), struct.Struct("dq")
 
 
 async def answering(port: int, _worker: int) -> None:
@@ -24,8 +26,9 @@ async def answering(port: int, _worker: int) -> None:
         asked.setblocking(False)
 
         def answer() -> None:
-            sent, whom = asked.recvfrom(TIME.size)
-            asked.sendto(TIME.pack(time.monotonic() - TIME.unpack(sent)[0]), whom)
+            data, whom = asked.recvfrom(QUESTION.size)
+            (before,) = QUESTION.unpack(data)
+            asked.sendto(ANSWER.pack(time.process_time() - before, os.getpid()), whom)
 
         asyncio.get_running_loop().add_reader(asked, answer)
         await asyncio.Event().wait()

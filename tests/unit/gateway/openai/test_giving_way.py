@@ -130,14 +130,16 @@ def test_functions_of_python_are_called_all_along() -> None:
         nonlocal calls
         calls += event == "call" and frame.f_globals.get("__name__") == giving_way.__name__
 
-    messages = [{"role": "user", "content": [{"type": "text", "text": "x"}] * 3}] * 20
-    prompts = [[1, 2] for _ in range(30)]
-    giving_way.validate(ChatRequest, {"model": "m", "messages": messages})
+    chat = json.dumps({"model": "m", "messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 3}] * 20})
+    completion = json.dumps({"model": "m", "prompt": [[1, 2]] * 30})
+    for kind, body in ((ChatRequest, chat), (CompletionRequest, completion)):
+        # The validators are made.
+        giving_way.validate(kind, json.loads(body))
     sys.setprofile(count)
     try:
-        giving_way.validate(ChatRequest, {"model": "m", "messages": messages})
+        giving_way.validate(ChatRequest, json.loads(chat))
         assert calls >= 20 * 4
-        giving_way.validate(CompletionRequest, {"model": "m", "prompt": prompts})
+        giving_way.validate(CompletionRequest, json.loads(completion))
         assert calls >= 20 * 4 + 30
     finally:
         sys.setprofile(None)
