@@ -130,7 +130,8 @@ def test_functions_of_python_are_called_all_along() -> None:
         nonlocal calls
         calls += event == "call" and frame.f_globals.get("__name__") == giving_way.__name__
 
-    chat = json.dumps({"model": "m", "messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 3}] * 20})
+    message = {"role": "user", "content": [{"type": "text", "text": "x"}] * 3}
+    chat = json.dumps({"model": "m", "messages": [message] * 20})
     completion = json.dumps({"model": "m", "prompt": [[1, 2]] * 30})
     for kind, body in ((ChatRequest, chat), (CompletionRequest, completion)):
         # The validators are made.
