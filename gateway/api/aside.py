@@ -18,7 +18,7 @@ from gateway.openai.schema import LARGE_BODY
 
 _T = TypeVar("_T")
 
-_SWITCH_INTERVAL_S = 0.001
+_SWITCH_INTERVAL_S = 0.0005
 _MIDDLE_COLLECTIONS = 500
 """Between two of all generations: some millions of objects are made meanwhile."""
 

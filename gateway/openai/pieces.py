@@ -21,8 +21,8 @@ MAX_MEMBERS = 170_000
 """Lists and objects in one body, and members of all objects: more than any request has. The garbage collector looks at
 all of the former at once, and a large object moves or frees all of its members at once."""
 
-PIECE = 32 * 1024
-"""Bytes. Of the costliest there are two milliseconds in it."""
+PIECE = 16 * 1024
+"""Bytes. Of the costliest there is a millisecond in it."""
 
 # Names that no body has, of a member that stands for what came before a piece, and for what comes behind it.
 _BEFORE, _BEHIND = f"before-{secrets.token_hex(8)}", f"behind-{secrets.token_hex(8)}"
