@@ -24,6 +24,7 @@ _PACKAGES = {
     "egress": "what a token costs on tritonserver with and without batched egress",
 }
 _MODULES = {
+    "large": "how long large requests keep the gateway's event loop from its other work",
     "logits": "what constraint masks cost per engine step",
     "metrics": "what a scrape of the metrics proxy costs",
     "prefetch": "how fast weights come from S3",

@@ -45,9 +45,11 @@ class Chat:
     def count_prompts(self, request: ChatRequest) -> int:
         return 1
 
-    def let_go(self, request: ChatRequest) -> None:
+    def let_go(self, request: ChatRequest) -> object:
+        messages = request.messages
         # Past the model, which nobody else may change.
         vars(request)["messages"] = []
+        return messages
 
     def translate(
         self, request: ChatRequest, model: ServedModel, contract: ModelContract, constraint: Constraint | None
@@ -354,7 +356,7 @@ class _Writer:
         ]
         prompt = self._of_prompt(answers[0])
         if answers[0].prompt_logprobs is not None:
-            prompt["prompt_logprobs"] = answers[0].prompt_logprobs
+            prompt["prompt_logprobs"] = sse.one_by_one(answers[0].prompt_logprobs)
         return sse.whole("chat.completion", *self._identity, choices, counts, prompt)
 
     def _begin(self, answer: Answer, counts: Mapping[str, int] | None) -> bytes:

@@ -15,9 +15,7 @@ from gateway.output.logprobs import CompletionLogprobs, TokenBytes
 from gateway.translate.constraints import PLACES
 from gateway.translate.sampling import generates_nothing
 from gateway.translate.structured import Constraint
-from gateway.triton.contract import Backend, Delta, ModelContract
-
-Prompt = str | list[int]
+from gateway.triton.contract import Backend, Delta, ModelContract, Prompt
 
 
 class Completions:
@@ -32,9 +30,11 @@ class Completions:
     def count_prompts(self, request: CompletionRequest) -> int:
         return len(_prompts(request))
 
-    def let_go(self, request: CompletionRequest) -> None:
+    def let_go(self, request: CompletionRequest) -> object:
+        prompt = request.prompt
         # Past the model, which nobody else may change.
         vars(request)["prompt"] = ""
+        return prompt
 
     def again(
         self, request: CompletionRequest, model: ServedModel, contract: ModelContract, translation: Translation
@@ -201,7 +201,8 @@ class _Writer:
         logprobs = self._prompts_logprobs(answer)
         members: dict[str, Any] = {}
         if self._request.prompt_logprobs is not None:
-            members["prompt_logprobs"] = answer.prompt_logprobs
+            prompt_logprobs = answer.prompt_logprobs
+            members["prompt_logprobs"] = None if prompt_logprobs is None else sse.one_by_one(prompt_logprobs)
         if self._request.return_token_ids:
             token_ids = [] if self._prompt_alone else answer.token_ids
             members |= {"prompt_token_ids": answer.prompt_token_ids, "token_ids": token_ids}

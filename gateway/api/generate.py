@@ -7,6 +7,7 @@ once, for whole answers too.
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -14,8 +15,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
+import orjson
+from orjson import Fragment
+
 from gateway.access.keys import Key
-from gateway.api.aside import aside
+from gateway.api.aside import aside, drop
 from gateway.api.forms import Forms, Messages
 from gateway.api.http import (
     CLIENT,
@@ -43,6 +47,7 @@ from gateway.observe.record import CLIENT_GONE, Record, record_of
 from gateway.openai import sse
 from gateway.openai.errors import ApiError, bad_request, unavailable
 from gateway.openai.fields import Field, judge_extras
+from gateway.openai.schema import LARGE_BODY
 from gateway.output.answer import Answer, usage
 from gateway.output.events import OutputParser
 from gateway.output.logprobs import TokenBytes
@@ -51,7 +56,7 @@ from gateway.settings import Settings
 from gateway.translate.constraints import both_bind
 from gateway.translate.sampling import for_choice, inputs, refuse_missing, sampling_parameters, without_effect
 from gateway.translate.structured import FIELDS, Constraint, constraint_of
-from gateway.triton.contract import BodyParts, Delta, GenerateRequest, ModelContract
+from gateway.triton.contract import BodyParts, Delta, Encoded, GenerateRequest, ModelContract, Prompt, is_text
 from gateway.triton.failure import InstanceFailure
 from gateway.triton.fan_out import FanOut, News
 from gateway.triton.generation import Generation
@@ -64,6 +69,7 @@ _log = logging.getLogger(__name__)
 # Past the deadline, for the client to take the error. One that does not read is let go then.
 DEADLINE_GRACE_S = 2.0
 _LAST_WORD_S = 1.0
+_ALTERNATIVE_BYTES = 256
 _STRUCTURED = frozenset(FIELDS)
 # Of a model whose context length nobody knows.
 _NO_LIMIT = 1_000_000
@@ -112,7 +118,7 @@ class Translation:
     by in the end (None: its text by the constraint).
     """
 
-    prompts: Sequence[str | list[int]]
+    prompts: Sequence[Prompt | Encoded]
     add_special_tokens: bool
     outputs: list[str]
     places: Callable[[int], Mapping[str, str]]
@@ -159,8 +165,9 @@ class Dialect(Protocol[_Request]):
 
     def count_prompts(self, request: _Request) -> int: ...
 
-    def let_go(self, request: _Request) -> None:
-        """Of the request's prompt, which may be megabytes: its answer has begun, and nothing asks for it again."""
+    def let_go(self, request: _Request) -> object:
+        """Of the request's prompt, which may be megabytes and is returned: its answer has begun, and nothing asks for
+        it again."""
 
     def translate(
         self, request: _Request, model: ServedModel, contract: ModelContract, constraint: Constraint | None
@@ -198,7 +205,7 @@ class _Plan(Generic[_Request]):
     def ask(self, key: Key) -> Ask:
         """What the desk must know. A token is about four bytes of a prompt."""
         prompts = self.translation.prompts
-        tokens = sum(len(prompt) // 4 if isinstance(prompt, str) else len(prompt) for prompt in prompts)
+        tokens = sum(len(prompt) // 4 if is_text(prompt) else len(prompt) for prompt in prompts)
         return _ask(self.request.model, self.model, self.generations, tokens, self.sampling, key)
 
 
@@ -358,7 +365,10 @@ class GenerateRoute(Generic[_Request]):
             record.body_bytes = len(body)
             plan = await self._new_plan(body, record)
             del body
-            await self._answer(plan, record, deadline, receive, send, scope.get(CLIENT))
+            try:
+                await self._answer(plan, record, deadline, receive, send, scope.get(CLIENT))
+            finally:
+                drop(record.body_bytes, self._dialect.let_go(plan.request))
 
     async def _timed_out(self, record: Record, send: Send) -> None:
         """The body did not come in time, or the client did not take its answer, past every deadline."""
@@ -380,6 +390,16 @@ class GenerateRoute(Generic[_Request]):
         request = await aside(len(body), partial(self._dialect.parse, body))
         form = None if self._forms is None else self._forms.new(body)
         del body
+        try:
+            plan = await self._checked(request, record)
+        except BaseException:
+            drop(record.body_bytes, self._dialect.let_go(request))
+            raise
+        if self._forms is not None and form is not None:
+            self._forms.learn(form, self._form_of(plan))
+        return plan
+
+    async def _checked(self, request: _Request, record: Record) -> _Plan[_Request]:
         model = named(self._models, request.model, record.key, self._front.pick(request.model))
         record.asks(model.names[0], stream=bool(request.stream))
         self._front.check_size(self._dialect.count_prompts(request), request.n or 1)
@@ -387,8 +407,6 @@ class GenerateRoute(Generic[_Request]):
         if plan.constraint is not None:
             record.constraint = plan.constraint.kind
             metrics.structured_total.labels(model.names[0], plan.constraint.kind).inc()
-        if self._forms is not None and form is not None:
-            self._forms.learn(form, self._form_of(plan))
         return plan
 
     def _form_of(self, plan: _Plan[_Request]) -> Form[_Request] | None:
@@ -490,16 +508,19 @@ class GenerateRoute(Generic[_Request]):
                 "stream_options.continuous_usage_stats",
                 "invalid_value",
             )
-        warnings = judge_extras(request.model_extra or {}, self._dialect.table, strict=self._settings.strict_fields)
-        given = _STRUCTURED & request.model_fields_set
-        own = constraint_of({field: getattr(request, field) for field in given}) if given else None
-        if own is not None and request.constraints is not None:
-            raise both_bind(own.place)
-        sampling = sampling_parameters(request, model.defaults, model.max_model_len)
-        further = inputs(request)
+        warnings, own, sampling, further = await aside(body_bytes, partial(self._fields, request, model, body_bytes))
         known = contract or self._contract(model)
         refuse_missing(request, known)
-        translation = await aside(body_bytes, lambda: self._dialect.translate(request, model, known, own))
+
+        def translate() -> Translation:
+            translation = self._dialect.translate(request, model, known, own)
+            if body_bytes >= LARGE_BODY:
+                translation.prompts = [
+                    prompt if isinstance(prompt, Encoded) else Encoded.of(prompt) for prompt in translation.prompts
+                ]
+            return translation
+
+        translation = await aside(body_bytes, translate)
         constraint = translation.constraint
         if constraint is not None:
             try:
@@ -513,6 +534,21 @@ class GenerateRoute(Generic[_Request]):
         warnings += without_effect(request, sampling)
         further = {**further, **translation.inputs}
         return _Plan(request, model, known, translation, constraint, sampling, further, warnings)
+
+    def _fields(
+        self, request: _Request, model: ServedModel, body_bytes: int
+    ) -> tuple[list[str], Constraint | None, dict[str, Any], dict[str, Any]]:
+        """What a request says beside its prompt: warnings, its constraint, the sampling parameters, further inputs."""
+        warnings = judge_extras(request.model_extra or {}, self._dialect.table, strict=self._settings.strict_fields)
+        given = _STRUCTURED & request.model_fields_set
+        own = constraint_of({field: getattr(request, field) for field in given}) if given else None
+        if own is not None and request.constraints is not None:
+            raise both_bind(own.place)
+        sampling = sampling_parameters(request, model.defaults, model.max_model_len)
+        if body_bytes >= LARGE_BODY and request.logit_bias:
+            # It may name the whole vocabulary, and is written for each choice.
+            sampling["logit_bias"] = Fragment(orjson.dumps(request.logit_bias))
+        return warnings, own, sampling, inputs(request)
 
     def _contract(self, model: ServedModel) -> ModelContract:
         """What the model takes, for the checks that come before a place is asked for. Raises a 503."""
@@ -529,7 +565,7 @@ class GenerateRoute(Generic[_Request]):
             answer_id = f"{self._dialect.id_prefix}-{plan.request.request_id or new_id()}"
             begun = Begun(answer_id, plan.translation.writer(answer_id, int(time.time())))
         answer_id, writer = begun
-        answers, generations = self._generations(plan, record, lease, answer_id)
+        answers, generations = await self._generations(plan, record, lease, answer_id)
         job = _Job(plan, record, lease, answer_id, writer, answers, generations, course)
         course.follow(generations)
         lease.run(generations)
@@ -543,7 +579,7 @@ class GenerateRoute(Generic[_Request]):
         request = plan.request if plan.body is None else self._dialect.parse(plan.body)
         return await self._plan(request, model, record.body_bytes, lease.contract)
 
-    def _generations(
+    async def _generations(
         self, plan: _Plan[_Request], record: Record, lease: Lease, answer_id: str
     ) -> tuple[list[Answer], FanOut]:
         """The choices of the request at the lease's instance. Raises a 400 for what only shows here."""
@@ -558,6 +594,9 @@ class GenerateRoute(Generic[_Request]):
             places = translation.places(number)
             for choice in range(choices):
                 index = len(answers)
+                if index and isinstance(prompt, Encoded):
+                    # To copy it takes a millisecond.
+                    await asyncio.sleep(0)
                 parser, thinking = translation.parser(), translation.thinking()
                 answers.append(Answer(index, number, parser, thinking, keeps_text=keeps_text))
                 asked = GenerateRequest(
@@ -618,7 +657,7 @@ class GenerateRoute(Generic[_Request]):
         job.record.moved(lease.upstream.name)
         _log.info("%s goes to %s: %s", job.answer_id, lease.upstream.name, failure.problem)
         job.plan = await self._for_lease(job.plan, job.record, lease)
-        job.answers, job.generations = self._generations(job.plan, job.record, lease, job.answer_id)
+        job.answers, job.generations = await self._generations(job.plan, job.record, lease, job.answer_id)
         job.course.follow(job.generations)
         lease.run(job.generations)
 
@@ -720,7 +759,7 @@ class GenerateRoute(Generic[_Request]):
         job.has_prompt = False
         job.plan.translation.let_go()
         job.plan.body = None
-        self._dialect.let_go(job.plan.request)
+        drop(job.record.body_bytes, self._dialect.let_go(job.plan.request))
 
     async def _whole(self, job: _Job[_Request], send: Send) -> None:
         ends = await self._somewhere(job, partial(self._collected, job))
@@ -728,7 +767,10 @@ class GenerateRoute(Generic[_Request]):
         headers = job.headers
         finished = [answer for answer, reason in zip(job.answers, reasons, strict=True) if reason == "stop"]
         headers = [*headers, *await self._violations(job, finished)]
-        await send_json(send, 200, job.writer.whole(job.answers, reasons, usage(job.answers)), headers)
+        size = _size(job.answers)
+        body = await aside(size, partial(job.writer.whole, job.answers, reasons, usage(job.answers)))
+        drop(size, [kept for answer in job.answers for kept in (answer.logprobs, answer.prompt_logprobs)])
+        await send_json(send, 200, body, headers)
 
     async def _collected(self, job: _Job[_Request]) -> dict[int, str]:
         """All that comes from the engine; the reasons of the ends by the numbers of the choices."""
@@ -782,6 +824,13 @@ class GenerateRoute(Generic[_Request]):
                 metrics.structured_violations_total.labels(name, kind).inc()
                 _log.error("an answer of model %s violates its %s constraint: %s", name, kind, found)
         return [(b"x-gateway-structured-output", told)] if told else []
+
+
+def _size(answers: Sequence[Answer]) -> int:
+    """How large a body is, in bytes, that takes as long as the log probabilities of answers that are not streamed."""
+    of_prompt = answers[0].prompt_logprobs or []
+    positions = itertools.chain(of_prompt, *(answer.logprobs for answer in answers))
+    return sum(len(position) for position in positions if position) * _ALTERNATIVE_BYTES
 
 
 @contextlib.contextmanager

@@ -132,7 +132,8 @@ def warning_headers(warnings: Sequence[str]) -> list[Header]:
     """`x-gateway-warning`, as ASCII of bounded length, whatever names a client made up."""
     if not warnings:
         return []
-    text = "; ".join(warnings).encode("ascii", "backslashreplace")
+    # Of a name of megabytes no more is looked at than can be shown.
+    text = "; ".join(warnings)[:_MAX_WARNING_BYTES].encode("ascii", "backslashreplace")
     printable = bytes(c if 32 <= c < 127 else 63 for c in text)
     return [(b"x-gateway-warning", printable[:_MAX_WARNING_BYTES])]
 

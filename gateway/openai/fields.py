@@ -85,6 +85,9 @@ def _ignored(name: str, note: str, only: tuple[Any, ...] | None = None) -> Field
 # Of members that are neither forwarded nor done; the tables themselves have fewer.
 _MAX_EXTRAS = 200
 
+# Of one that a warning or an error repeats.
+_LONGEST_NAME = 500
+
 _O, _V, _L = Origin.OPENAI, Origin.VLLM, Origin.LEGACY
 
 _SKIPS = "Leave special tokens out of the text; true unless set."
@@ -324,13 +327,14 @@ def judge_extras(extras: Mapping[str, Any], table: Mapping[str, Field], *, stric
     Returns the warnings for the `x-gateway-warning` header; raises a 400 for a field that is refused
     and, with `strict`, for one that no API knows. `null` is the same as absent.
     """
-    if len(extras) > _MAX_EXTRAS:
-        raise bad_request(f"The body has {len(extras)} fields that this API does not know; remove them.")
+    refuse_many(extras)
     warnings: list[str] = []
     for name, value in extras.items():
         if value is None:
             continue
         field = table.get(name)
+        if len(name) > _LONGEST_NAME:
+            name = f"{name[:_LONGEST_NAME]}…"
         if field is None:
             if strict:
                 raise bad_request(f"Unknown field {name!r}; remove it.", param=name, code="unknown_parameter")
@@ -343,6 +347,12 @@ def judge_extras(extras: Mapping[str, Any], table: Mapping[str, Field], *, stric
         elif not is_one_of(value, field.harmless):
             raise _refusal(field)
     return warnings
+
+
+def refuse_many(extras: Mapping[str, Any]) -> None:
+    """Raises a 400 for more than anybody needs."""
+    if len(extras) > _MAX_EXTRAS:
+        raise bad_request(f"The body has {len(extras)} fields that this API does not know; remove them.")
 
 
 def has_no_effect(field: Field) -> str:

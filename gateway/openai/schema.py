@@ -1,4 +1,4 @@
-"""The request bodies as typed values, parsed from bytes in one pass.
+"""The request bodies as typed values, parsed from bytes in one pass; those of megabytes in pieces.
 
 Only fields that are forwarded or done by the gateway are typed here, with the engine's real bounds
 (vLLM's `SamplingParams._verify_args`); every other member lands in `model_extra` and is judged by the
@@ -7,20 +7,24 @@ table in `gateway.openai.fields`. The values that hold a constraint stay raw JSO
 """
 
 import codecs
-import gc
+import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
-import jiter
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 from pydantic_core import ErrorDetails
 
+from gateway.openai import giving_way, pieces
 from gateway.openai.errors import ApiError, bad_request
+from gateway.openai.fields import refuse_many
+
+LARGE_BODY = 256 * 1024
+"""Bytes. What a body can hold of this size takes about a millisecond; a thread costs a tenth of one."""
 
 _INT64 = 2**63
 
-# A request is parsed on the event loop. Lists end at their first mistake, since a report on each of a
+# A request is parsed on the event loop, or beside it. Lists end at their first mistake, since a report on each of a
 # million wrong elements would hold the loop for half a minute; and they have a length that no real request
 # comes near. For the same reason the members of objects are looked at elsewhere, one by one.
 _MAX_MESSAGES = 10_000
@@ -262,15 +266,17 @@ def parse_completion(body: bytes) -> CompletionRequest:
 
 def _check_messages(messages: Sequence[Message]) -> None:
     """Each unknown member becomes a warning; a flood of them is a mistake, and would hold the loop."""
-    unknown = 0
+    unknown: list[dict[str, Any]] = []
     for message in messages:
         parts = message.content if isinstance(message.content, list) else ()
         calls = message.tool_calls or ()
         for one in (message, *parts, *calls, *(call.function for call in calls)):
-            unknown += len(one.model_extra or ())
-    if unknown > _MAX_UNKNOWN:
+            if one.model_extra:
+                unknown.append(one.model_extra)
+    if (number := sum(map(len, unknown))) > _MAX_UNKNOWN:
+        giving_way.empty(*unknown)
         raise bad_request(
-            f"messages hold {unknown} members that this API does not know; remove them.",
+            f"messages hold {number} members that this API does not know; remove them.",
             "messages",
             "unknown_parameter",
         )
@@ -293,20 +299,35 @@ def parse_detokenize(body: bytes) -> DetokenizeRequest:
 
 
 def parse(body: bytes, kind: type[_Request]) -> _Request:
-    """Parse and validate a body; a mistake is a 400 that names its place."""
-    # A body of a million lists has the collector look at all of them over and over, which takes longer than parsing.
-    collects = gc.isenabled()
-    gc.disable()
+    """Parse and validate a body; a mistake is a 400 that names its place. The event loop can go on beside it where the
+    body is large (`LARGE_BODY`) and this is called in a thread; its lists of token ids are arrays then."""
+    is_large = len(body) >= LARGE_BODY
+    too_many = ""
     try:
-        # A key that stands twice has two values, of which every parser silently drops one.
-        value = jiter.from_json(body, allow_inf_nan=False, cache_mode="keys", catch_duplicate_keys=True)
+        value = pieces.from_json(body) if is_large else pieces.at_once(body)
+    except pieces.TooMany as error:
+        # What is wrong with the beginning says more.
+        too_many, value = str(error), error.beginning
     except ValueError as error:
         raise _not_json(str(error), body) from None
-    finally:
-        if collects:
-            gc.enable()
+    if not is_large:
+        return _validated(kind.model_validate, value)
+    request = None
     try:
-        return kind.model_validate(value)
+        request = _validated(functools.partial(giving_way.validate, kind), value)
+        if too_many:
+            raise bad_request(f"The body is too much: {too_many}.")
+        # Of a request that is refused for them in the end, nothing else is to be done.
+        refuse_many(request.model_extra or {})
+    except ApiError:
+        giving_way.empty(request, value)
+        raise
+    return request
+
+
+def _validated(validate: Callable[[Any], _Request], value: Any) -> _Request:
+    try:
+        return validate(value)
     except ValidationError as error:
         raise _as_api_error(error) from None
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
+from orjson import Fragment
 
 from gateway.openai.errors import ApiError
 
@@ -159,7 +160,13 @@ def _more(members: Members) -> bytes:
     return b"," + orjson.dumps(members)[1:-1] if members else b""
 
 
-def _content(logprobs: Sequence[Members]) -> Members:
+def one_by_one(values: Sequence[Any]) -> Fragment:
+    """A list in an answer that was not streamed: to write thousands of log probabilities with their alternatives in one
+    call would keep other threads waiting."""
+    return Fragment(b"[%b]" % b",".join([orjson.dumps(value) for value in values]))
+
+
+def _content(logprobs: Sequence[Members] | Fragment) -> Members:
     return {"content": logprobs, "refusal": None}
 
 
@@ -196,13 +203,15 @@ def chat_choice(
     return {
         "index": index,
         "message": message,
-        "logprobs": None if logprobs is None else _content(logprobs),
+        "logprobs": None if logprobs is None else _content(one_by_one(logprobs)),
         "finish_reason": reason,
         **members,
     }
 
 
 def completion_choice(index: int, text: str, reason: str, logprobs: Members | None, members: Members) -> dict[str, Any]:
+    if logprobs is not None:
+        logprobs = {**logprobs, "top_logprobs": one_by_one(logprobs["top_logprobs"])}
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason, **members}
 
 

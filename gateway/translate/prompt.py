@@ -20,6 +20,7 @@ from gateway.openai.errors import bad_request, not_supported_yet
 from gateway.openai.json_text import loads
 from gateway.openai.schema import ContentPart, Message, Tool, ToolCall
 from gateway.translate.template_code import compiled
+from gateway.translate.tojson import write_in_pieces
 
 _log = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ class ChatTemplate:
             tree = environment.parse(source)
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(f"the chat template does not compile: line {error.lineno}: {error.message}") from None
+        write_in_pieces(environment)
         self._takes_parts = _loops_over_content(tree)
         self._takes_text = not self._takes_parts or re.search(r"\bis\s+(not\s+)?string\b", source) is not None
         self._variables = jinja2.meta.find_undeclared_variables(tree)
@@ -110,7 +112,7 @@ class ChatTemplate:
         if add_generation_prompt is None:
             add_generation_prompt = not continue_final_message
         variables["documents"] = documents
-        variables["tools"] = [tool.model_dump(exclude_none=True) for tool in tools] or None
+        variables["tools"] = [_shown(tool) for tool in tools] or None
         variables["add_generation_prompt"] = add_generation_prompt
         try:
             text = self._rendered(rendered_messages, bool(continue_final_message), variables)
@@ -263,6 +265,12 @@ class ChatTemplate:
         if self._takes_parts:
             return [{"type": "text", "text": text} for text in texts]
         return "\n".join(texts)
+
+
+def _shown(tool: Tool) -> dict[str, Any]:
+    """What templates see of a tool: all that the client said."""
+    function = {name: one for name, one in tool.function if one is not None}
+    return {name: one for name, one in tool if one is not None} | {"function": function}
 
 
 def _with_one_system_message(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -8,13 +8,15 @@ for NVIDIA's stock one (STOCK). Pure: values in, values out. The other half of t
 import re
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import orjson
 
 from gateway.openai.errors import ApiError, bad_request, internal_error, unavailable
 from gateway.openai.json_text import dumps
+from gateway.openai.pieces import numbers, string
 
 # Triton's release 26.01 is server version 2.65; a minor version is a month.
 _OLDEST_STOCK = (2, 65)
@@ -22,6 +24,8 @@ _OLDEST_STOCK_RELEASE = "26.01"
 
 
 _NOTHING: Mapping[str, Any] = {}
+_MARK = secrets.token_hex(16)
+"""What no request holds."""
 
 
 class Backend(StrEnum):
@@ -36,6 +40,32 @@ class ModelContract(NamedTuple):
     inputs: frozenset[str]
 
 
+Prompt: TypeAlias = str | Sequence[int]
+"""A text or token ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A prompt of megabytes as JSON, made in pieces and once for all choices. Its length is that of the prompt."""
+
+    json: bytes
+    is_text: bool
+    length: int
+
+    @classmethod
+    def of(cls, prompt: Prompt) -> "Encoded":
+        if isinstance(prompt, str):
+            return cls(string(prompt), is_text=True, length=len(prompt))
+        return cls(numbers(prompt), is_text=False, length=len(prompt))
+
+    def __len__(self) -> int:
+        return self.length
+
+
+def is_text(prompt: Prompt | Encoded) -> bool:
+    return prompt.is_text if isinstance(prompt, Encoded) else isinstance(prompt, str)
+
+
 class GenerateRequest(NamedTuple):
     """One generation, as it is asked of a backend.
 
@@ -45,7 +75,7 @@ class GenerateRequest(NamedTuple):
     `request_id` stands in the backend's log.
     """
 
-    prompt: str | list[int]
+    prompt: Prompt | Encoded
     sampling: Mapping[str, Any]
     constraint: Mapping[str, Any] | None = None
     add_special_tokens: bool = False
@@ -104,9 +134,10 @@ def request_body(backend: Backend, request: GenerateRequest, context_len: int | 
     """The body of `POST /v2/models/M/generate_stream`. `context_len` is the context length in tokens or an upper
     bound of it, None where unknown."""
     parameters = dict(request.sampling)
+    prompt, of_text = request.prompt, is_text(request.prompt)
     inputs: dict[str, Any] = {
         "id": request.request_id,
-        "text_input" if isinstance(request.prompt, str) else "input_ids": request.prompt,
+        "text_input" if of_text else "input_ids": _MARK if isinstance(prompt, Encoded) else prompt,
         "stream": True,
         "exclude_input_in_output": True,
         "return_finish_reason": True,
@@ -118,7 +149,7 @@ def request_body(backend: Backend, request: GenerateRequest, context_len: int | 
     inputs.update(request.inputs)
     if backend is Backend.OURS:
         inputs["send_admission"] = True
-        if isinstance(request.prompt, str):
+        if of_text:
             inputs["add_special_tokens"] = request.add_special_tokens
         if request.constraint is not None:
             parameters["structured_outputs"] = request.constraint
@@ -136,7 +167,12 @@ def request_body(backend: Backend, request: GenerateRequest, context_len: int | 
             # The stock backend wants JSON inside the JSON, and nothing but a string.
             parameters["structured_outputs"] = dumps(request.constraint).decode()
     inputs["sampling_parameters"] = dumps(parameters).decode()
-    return orjson.dumps(inputs)
+    body = orjson.dumps(inputs)
+    if isinstance(prompt, Encoded):
+        # So that it is copied once.
+        begin, end = body.split(b'"%b"' % _MARK.encode())
+        return b"".join((begin, prompt.json, end))
+    return body
 
 
 class BodyParts(NamedTuple):

@@ -24,6 +24,10 @@ from gateway.triton.upstreams import Upstreams
 # For the parser of an answer whose head was read elsewhere.
 _HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 
+_SENT_AT_ONCE = 256 * 1024
+"""Bytes of a request. To copy megabytes to the kernel takes some milliseconds."""
+_NOTHING = memoryview(b"")
+
 
 class ConnectError(Exception):
     """No connection to the instance could be made: the request never reached it."""
@@ -72,16 +76,21 @@ class Connections:
     def call(self, path: str, body: bytes, headers: bytes = b"", *, is_lasting: bool = False) -> "Call":
         """A `POST` that is sent when its head is awaited; `headers` are further lines of it, each with its end. One
         that is to last gets a connection of its own, which ends with it."""
-        return Call(self, self.request(path, body, headers), is_lasting=is_lasting)
+        head = self._head(path, len(body), headers)
+        is_long = len(body) > _SENT_AT_ONCE
+        return Call(self, head if is_long else head + body, body if is_long else b"", is_lasting=is_lasting)
 
     def request(self, path: str, body: bytes, headers: bytes = b"") -> bytes:
         """The same as bytes."""
+        return self._head(path, len(body), headers) + body
+
+    def _head(self, path: str, size: int, headers: bytes) -> bytes:
         begin = self._begins.get(path)
         if begin is None:
             begin = self._begins[path] = (
                 f"POST {self._path}{path} HTTP/1.1\r\nHost: {self._netloc}\r\nContent-Type: application/json\r\n"
             ).encode()
-        return b"%bContent-Length: %d\r\n%b\r\n%b" % (begin, len(body), headers, body)
+        return b"%bContent-Length: %d\r\n%b\r\n" % (begin, size, headers)
 
     def take_idle(self) -> "_Connection | None":
         while self._idle:
@@ -159,13 +168,15 @@ class Call:
     """One request. Await `head()`, then `take()` until it returns None, each time that there is something (`change`,
     `listen`); `cancel` from anywhere.
 
-    `connect_seconds` is how long it took to make a connection; 0.0 where a kept one was used.
+    It is `request`, and `rest`, which is sent in pieces. `connect_seconds` is how long it took to make a connection;
+    0.0 where a kept one was used.
     """
 
-    def __init__(self, connections: Connections, request: bytes, *, is_lasting: bool) -> None:
+    def __init__(self, connections: Connections, request: bytes, rest: bytes = b"", *, is_lasting: bool) -> None:
         self._connections = connections
         self._is_lasting = is_lasting
         self._request = request
+        self._rest = rest
         self._connection: _Connection | None = None
         self._failure: Exception | None = None
         self._is_over = False
@@ -298,7 +309,7 @@ class Call:
     def _start(self, connection: "_Connection", listener: Callable[[], None]) -> None:
         self._connection = connection
         connection.listener = listener
-        connection.send(self._request)
+        connection.send(self._request, self._rest)
 
     async def _connect(self) -> "_Connection":
         started = time.monotonic()
@@ -311,11 +322,11 @@ class Call:
             connection.close()
             raise self._failure
         self._connection = connection
-        connection.send(self._request)
+        connection.send(self._request, self._rest)
         while not connection.parser.status:
             await self._wait(connection)
         # It will not be sent again: a long prompt is not kept for as long as its answer takes.
-        self._request = b""
+        self._request = self._rest = b""
         return connection.parser.status
 
     async def _wait(self, connection: "_Connection") -> None:
@@ -338,7 +349,7 @@ class Call:
         self._connection = None
         self._is_over = True
         connection.listener = None
-        if connection.parser.reusable and connection.is_open and not self._is_lasting:
+        if connection.parser.reusable and connection.is_open and connection.has_sent and not self._is_lasting:
             self._connections.give_back(connection)
         else:
             connection.close()
@@ -357,6 +368,8 @@ class _Connection(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self._unread = 0
         self._paused = False
+        self._unsent: memoryview = _NOTHING
+        self._is_full = False
         self._borrower: Borrower | None = None
         self.idle_since = 0.0
         """`time.monotonic()`, while it is among the idle ones."""
@@ -374,17 +387,34 @@ class _Connection(asyncio.Protocol):
         return address
 
     @property
+    def has_sent(self) -> bool:
+        """All of its request."""
+        return not self._unsent
+
+    @property
     def is_awaited(self) -> bool:
         if self._borrower is not None:
             return not self._borrower.is_held
         return self._waiter is not None or self.listener is not None
 
-    def send(self, request: bytes) -> None:
+    def send(self, request: bytes, rest: bytes) -> None:
         self.parser = response_parser()
         self.answered = False
         self._unread = 0
         assert self._transport is not None
         self._transport.write(request)
+        if rest:
+            self._unsent = memoryview(rest)
+            self._send_on()
+
+    def _send_on(self) -> None:
+        """The next piece of a long request, each in a turn of the loop."""
+        if self._transport is None or self._is_full or not self._unsent:
+            return
+        piece, self._unsent = self._unsent[:_SENT_AT_ONCE], self._unsent[_SENT_AT_ONCE:]
+        self._transport.write(piece)
+        if self._unsent:
+            asyncio.get_running_loop().call_soon(self._send_on)
 
     async def wait(self) -> None:
         """Until something changed. A failure that is already known returns at once."""
@@ -435,6 +465,7 @@ class _Connection(asyncio.Protocol):
                 self.data_received(data)
 
     def close(self) -> None:
+        self._unsent = _NOTHING
         if self._borrower is not None:
             self._borrower.stop()
         # abort, not close: a request body that is still being written must not keep the socket open.
@@ -460,11 +491,19 @@ class _Connection(asyncio.Protocol):
             self._transport.pause_reading()
         self.wake()
 
+    def pause_writing(self) -> None:
+        self._is_full = True
+
+    def resume_writing(self) -> None:
+        self._is_full = False
+        self._send_on()
+
     def eof_received(self) -> bool:
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
+        self._unsent = _NOTHING
         self._on_lost(self)
         if not self.parser.done:
             try:

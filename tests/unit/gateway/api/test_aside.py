@@ -5,7 +5,8 @@ import threading
 
 import pytest
 
-from gateway.api.aside import LARGE_BODY, aside
+from gateway.api.aside import aside
+from gateway.openai.schema import LARGE_BODY
 
 
 async def where(size: int) -> int:

@@ -115,6 +115,20 @@ def test_calls_and_their_results_are_shown_as_templates_take_them() -> None:
     assert shown.warnings == []
 
 
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {"type": "function", "function": {"name": "f"}},
+        {"function": {"strict": True, "parameters": {"b": {"a": None}, "c": [None]}, "name": "f"}, "type": "function"},
+        {"type": "function", "x": [None], "y": None, "function": {"name": "f", "z": {"a": None}, "y": None}},
+        {"type": "function", "function": {"name": "f", "description": None, "parameters": {}, "strict": False}},
+    ],
+)
+def test_a_template_sees_all_of_a_tool_that_is_not_null(tool: dict[str, Any]) -> None:
+    given = Tool.model_validate(tool)
+    assert render("{{ tools | tojson }}", tools=[given]).text == json.dumps([given.model_dump(exclude_none=True)])
+
+
 def test_tools_and_effort_are_given_to_the_template() -> None:
     tool = Tool.model_validate({"type": "function", "function": {"name": "f", "description": "d"}})
     message = {"role": "user", "content": "q"}

@@ -7,7 +7,16 @@ import pytest
 
 from gateway.openai.errors import ApiError
 from gateway.triton import contract
-from gateway.triton.contract import Backend, Delta, GenerateRequest, ModelContract, UpstreamError
+from gateway.triton.contract import (
+    Backend,
+    Delta,
+    Encoded,
+    GenerateRequest,
+    ModelContract,
+    UpstreamError,
+    is_text,
+    request_body,
+)
 
 SCHEMA = {"json": {"type": "object", "properties": {"b": {}, "a": {"enum": [10**30]}}}}
 
@@ -40,6 +49,15 @@ def test_a_request_to_our_backend() -> None:
     }
     assert sampling == {"temperature": 0.5, "max_tokens": None, "structured_outputs": SCHEMA}
     assert list(sampling["structured_outputs"]["json"]["properties"]) == ["b", "a"]
+
+
+@pytest.mark.parametrize("backend", list(Backend))
+@pytest.mark.parametrize("prompt", ['a "日本 🎉"\n\\' * 9000, "", [1, 2**31 - 1], list(range(90_000))])
+def test_an_encoded_prompt_makes_the_same_body(backend: Backend, prompt: str | list[int]) -> None:
+    request = GenerateRequest(prompt, {"max_tokens": 5}, request_id="x")
+    encoded = Encoded.of(prompt)
+    assert request_body(backend, request._replace(prompt=encoded), 9) == request_body(backend, request, 9)
+    assert (len(encoded), is_text(encoded)) == (len(prompt), is_text(prompt))
 
 
 def test_what_only_some_requests_send() -> None:

@@ -1,6 +1,7 @@
 """Connections and calls, against real sockets that behave well and badly."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -86,6 +87,84 @@ async def test_a_connection_is_used_again() -> None:
         for _ in range(3):
             assert await collect(connections.call("/", b"")) == [b"x"]
     assert opened == 1
+
+
+LONG = b"0123456789abcdef" * 500_000
+
+
+async def test_a_long_request_comes_whole_and_leaves_the_connection_to_the_next() -> None:
+    seen: list[bytes] = []
+    opened = 0
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal opened
+        opened += 1
+        while True:
+            seen.append((await read_request(reader)).partition(b"\r\n\r\n")[2])
+            writer.write(HEAD + chunk(b"x") + END)
+
+    async with serving(handler) as connections:
+        for body in (LONG, b"short", LONG + b"!"):
+            assert await collect(connections.call("/", body)) == [b"x"]
+    assert seen == [LONG, b"short", LONG + b"!"]
+    assert opened == 1
+
+
+async def test_other_work_is_done_between_the_pieces_of_a_long_request() -> None:
+    turns = 0
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(HEAD + chunk(b"x") + END)
+
+    async with serving(handler) as connections:
+        working = asyncio.create_task(collect(connections.call("/", LONG)))
+        while not working.done():
+            turns += 1
+            await asyncio.sleep(0)
+    assert await working == [b"x"]
+    assert turns > len(LONG) // (256 * 1024)
+
+
+async def test_a_connection_whose_request_was_not_read_to_its_end_is_not_kept() -> None:
+    opened = 0
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal opened
+        opened += 1
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(HEAD + chunk(b"x") + END)
+        await writer.drain()
+        await gone.wait()
+
+    gone = asyncio.Event()
+    async with serving(handler) as connections:
+        for _ in range(2):
+            assert await collect(connections.call("/", LONG)) == [b"x"]
+        gone.set()
+    assert opened == 2
+
+
+async def test_a_call_is_cancelled_while_its_request_is_being_sent() -> None:
+    has_begun, is_over = asyncio.Event(), asyncio.Event()
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        has_begun.set()
+        # A connection that was aborted ends with an error or without.
+        with contextlib.suppress(ConnectionError):
+            while await reader.read(65536):
+                pass
+        is_over.set()
+
+    async with serving(handler) as connections:
+        call = connections.call("/", LONG * 10)
+        asking = asyncio.create_task(call.head())
+        await asyncio.wait_for(has_begun.wait(), 30)
+        call.cancel(RuntimeError("enough"))
+        with pytest.raises(RuntimeError, match="enough"):
+            await asking
+        await asyncio.wait_for(is_over.wait(), 30)
 
 
 @pytest.mark.parametrize("close", ["at once", "on the next request"])

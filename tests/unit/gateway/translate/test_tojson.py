@@ -1,0 +1,53 @@
+"""The filter `tojson` writes large values in pieces: the same text."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.translate import tojson
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=6)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.text(max_size=3), inner, max_size=6)
+    ),
+    max_leaves=30,
+)
+options = st.fixed_dictionaries(
+    {},
+    optional={
+        "ensure_ascii": st.booleans(),
+        "indent": st.sampled_from([None, 2]),
+        "separators": st.sampled_from([None, (",", ":"), (" , ", " : ")]),
+        "sort_keys": st.booleans(),
+    },
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def little_at_once() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tojson, "_AT_ONCE", 4)
+        patch.setattr(tojson, "_CHARACTERS", 8)
+        yield
+
+
+@given(values, options)
+@settings(max_examples=500)
+def test_the_same_as_in_one_call(value: Any, given_options: dict[str, Any]) -> None:
+    assert tojson.in_pieces(json.dumps)(value, **given_options) == json.dumps(value, **given_options)
+
+
+@given(st.dictionaries(st.integers() | st.booleans() | st.none() | st.floats(), values, max_size=12))
+def test_keys_that_are_no_text(value: dict[Any, Any]) -> None:
+    assert tojson.in_pieces(json.dumps)(value) == json.dumps(value)
+
+
+def test_what_cannot_be_written_fails_as_it_does() -> None:
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        tojson.in_pieces(json.dumps)([1, 2, 3, 4, 5, [object()]])
