@@ -123,10 +123,10 @@ class Connections:
             raise ConnectError(str(error) or type(error).__name__) from None
         return connection
 
-    async def adopt(self, connected: socket.socket) -> "_Connection":
-        """A connection that was made elsewhere."""
+    async def adopt(self, connected: socket.socket, came: bytes) -> "_Connection":
+        """A connection that was made elsewhere. `came`: what has been read of the answer on it."""
         _, connection = await asyncio.get_running_loop().create_connection(
-            lambda: _Connection(self.forget), sock=connected
+            lambda: _Connection(self.forget, came), sock=connected
         )
         return connection
 
@@ -226,14 +226,14 @@ class Call:
         """The request was sent elsewhere, on a connection that it took so long to make. `came`: what has come of its
         answer, behind the head if that `has_head`. Raises what `cancel` was given."""
         self.connect_seconds = seconds
-        connection = await self._connections.adopt(connected)
+        connection = await self._connections.adopt(connected, _HEAD + came if has_head else came)
         if self._failure is not None:
             connection.close()
             raise self._failure
         self._connection = connection
         connection.listener = listener
-        if came or has_head:
-            connection.data_received(_HEAD + came if has_head else came)
+        # It is read already.
+        listener()
 
     @property
     def status(self) -> int:
@@ -356,13 +356,15 @@ class Call:
 
 
 class _Connection(asyncio.Protocol):
-    """A connection, used by one call at a time. Reading pauses while nobody waits for more."""
+    """A connection, used by one call at a time. Reading pauses while nobody waits for more. `came`: what has been read
+    on it already, of the answer to a request that was sent already."""
 
-    def __init__(self, on_lost: Callable[["_Connection"], None]) -> None:
+    def __init__(self, on_lost: Callable[["_Connection"], None], came: bytes = b"") -> None:
         self.parser = response_parser()
         self.failure: str | None = None
         self.answered = False
         self._on_lost = on_lost
+        self._came = came
         self._transport: asyncio.Transport | None = None
         self.listener: Callable[[], None] | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -475,6 +477,10 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports have asyncio's methods without being its classes.
         self._transport = cast(asyncio.Transport, transport)
+        # Ahead of all that is read from here on.
+        came, self._came = self._came, b""
+        if came:
+            self.data_received(came)
 
     def data_received(self, data: bytes) -> None:
         self.answered = True

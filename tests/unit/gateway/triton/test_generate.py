@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 
 import pytest
+import uvloop
 
 from gateway.triton.generate import BrokenConnection, Call, ConnectError, Connections
 
@@ -334,3 +336,42 @@ async def test_an_event_longer_than_the_read_ahead_arrives(status: int) -> None:
             assert await following(call) == [long]
         else:
             assert await call.error_body() == b"data: " + long + b"\n\n"
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+@pytest.mark.parametrize("has_head", [False, True])
+@pytest.mark.parametrize("ends", [False, True])
+def test_what_has_been_read_elsewhere_stands_before_what_is_read_here(
+    run: Callable[[Coroutine[None, None, None]], None], has_head: bool, ends: bool
+) -> None:
+    body = chunk(b"a") + chunk(b"b") + END
+    answer = body if has_head else HEAD + body
+
+    async def adopt(listening: socket.socket, cut: int) -> None:
+        connections = Connections("http://127.0.0.1:1", 1)
+        call = connections.call("", b"")
+        ours = socket.create_connection(listening.getsockname())
+        theirs, _ = listening.accept()
+        with theirs:
+            theirs.sendall(answer[cut:])
+            if ends:
+                theirs.shutdown(socket.SHUT_WR)
+            ours.setblocking(False)
+            events: list[bytes] = []
+            over = asyncio.Event()
+
+            def listener() -> None:
+                while call.status and (some := call.take()) != []:
+                    if some is None:
+                        over.set()
+                        return
+                    events.extend(some)
+
+            await call.adopt(ours, answer[:cut], listener, has_head=has_head, seconds=0.1)
+            await over.wait()
+        assert events == [b"a", b"b"]
+        connections.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        for cut in range(len(answer)):
+            run(adopt(listening, cut))
