@@ -102,6 +102,9 @@ NB_MODULE(_native, module) {
     using relay::Telling;
     using relay::Upstreams;
 
+    // What a process still holds when it ends is no leak, and nothing to tell its users of.
+    nb::set_leak_warnings(false);
+
     nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {
         try {
             std::rethrow_exception(pointer);

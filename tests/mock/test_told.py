@@ -232,3 +232,12 @@ def test_a_client_that_reads_late_gets_all_and_may_ask_again(tokens: int, flood:
 def flood(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     with before_a_source(repository, tmp_path_factory.mktemp("source")) as gateway:
         yield gateway
+
+
+def test_a_gateway_that_ends_says_nothing_of_what_it_held(repository: Path, engine: MockEngine) -> None:
+    """As nanobind does of its own accord, on standard error."""
+    flags = ("--triton", engine.url, "--model-repository", str(repository))
+    with running_gateway(*flags) as gateway, httpx.Client(base_url=gateway.wait_until_ready().url) as client:
+        learned(gateway, client, engine, stream=True)
+    assert gateway.process.returncode == 0
+    assert not [line for line in gateway.logs if line["level"] == "raw"]
