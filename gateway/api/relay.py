@@ -114,8 +114,7 @@ def write_rest(client: asyncio.Transport, unsent: bytes) -> None:
 
 class Errand:
     """A request that the relay asks, and whose answer it tells. `over` is called when it has ended by itself, or when
-    no connection was made in time; then, or before, `stop` it. Raises `OSError` where the instance cannot be reached,
-    as far as that is known at once.
+    no connection was made in time; then, or before, `stop` it. Raises `OSError`.
 
     `request` goes to one of `upstreams`, which know one; `head` and events that begin with `identity`, as `telling`
     says, to `client`.
@@ -146,17 +145,20 @@ class Errand:
         self._client = client
         self._lease = lease
         self._counted = 0
-        self._too_late: asyncio.TimerHandle | None = None
         self.go_on = over
         relay.streams[self._stream.number] = self
-        if self._stream.is_connecting:
-            loop = asyncio.get_running_loop()
-            self._too_late = loop.call_later(upstreams.connect_timeout, self._check_connected)
+        self._connects = self._stream.is_connecting
+        if self._connects:
+            upstreams.watch(self)
 
     @property
     def is_held(self) -> bool:
         """Whether the client keeps it from reading on."""
         return self._stream.is_held
+
+    @property
+    def is_connecting(self) -> bool:
+        return self._stream.is_connecting
 
     @property
     def is_finished(self) -> bool:
@@ -170,20 +172,16 @@ class Errand:
 
     def stop(self) -> "Outcome":
         """From here on the relay touches neither the client nor the upstream. Once only."""
-        if self._too_late is not None:
-            self._too_late.cancel()
+        outcome = self._relay.stop(self._stream)
+        if self._connects:
+            self._upstreams.let_go(self)
             if self._stream.is_connecting:
                 self._upstreams.lost()
-        outcome = self._relay.stop(self._stream)
         if outcome.is_finished:
             self._upstreams.used()
         self._count(outcome.tokens)
         write_rest(self._client, outcome.unsent)
         return outcome
-
-    def _check_connected(self) -> None:
-        if self._stream.is_connecting:
-            self.go_on()
 
     def _count(self, tokens: int) -> None:
         """`tokens`: all so far."""

@@ -9,12 +9,22 @@ import ipaddress
 import math
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from gateway.triton.limits import ADDRESS_SECONDS, IDLE_CONNECTIONS, IDLE_SECONDS
 
 if TYPE_CHECKING:
     from gateway_relay import Upstreams as NativeUpstreams
+
+
+class Connecting(Protocol):
+    """Whoever waits for a connection."""
+
+    @property
+    def is_connecting(self) -> bool: ...
+
+    def go_on(self) -> None:
+        """It takes too long."""
 
 
 class Upstreams:
@@ -24,7 +34,10 @@ class Upstreams:
     def __init__(
         self, host: str, port: int, find: Callable[[], Awaitable[str | None]], connect_timeout: float
     ) -> None:
-        self.connect_timeout = connect_timeout
+        self._connect_timeout = connect_timeout
+        self._connecting: dict[Connecting, float] = {}
+        """Until when. The first one is always the next: all have the same time."""
+        self._watching: asyncio.TimerHandle | None = None
         self._port = port
         self._find = find
         self.native: NativeUpstreams | None = None
@@ -47,7 +60,16 @@ class Upstreams:
         """The address cannot be reached: perhaps the name has another one by now."""
         if self._found_at != math.inf:
             self._found_at = -math.inf
-            self._let_go()
+            self._forget()
+
+    def watch(self, one: Connecting) -> None:
+        """Tell it when its time to connect is over, unless it is `let_go`."""
+        self._connecting[one] = time.monotonic() + self._connect_timeout
+        if self._watching is None:
+            self._watch_in(self._connect_timeout)
+
+    def let_go(self, one: Connecting) -> None:
+        self._connecting.pop(one, None)
 
     def used(self) -> None:
         """A request is over, and its connection is kept."""
@@ -57,9 +79,10 @@ class Upstreams:
     def close(self) -> None:
         if self._finding is not None:
             self._finding.cancel()
-        if self._closing_idle is not None:
-            self._closing_idle.cancel()
-        self._let_go()
+        for timer in (self._closing_idle, self._watching):
+            if timer is not None:
+                timer.cancel()
+        self._forget()
 
     async def _look(self) -> None:
         try:
@@ -76,14 +99,29 @@ class Upstreams:
         except ImportError:
             return
         if address != self._address or self.native is None:
-            self._let_go()
+            self._forget()
             self._address = address
             self.native = NativeUpstreams(address, str(self._port), IDLE_CONNECTIONS)
 
-    def _let_go(self) -> None:
+    def _forget(self) -> None:
         native, self.native = self.native, None
         if native is not None:
             native.close()
+
+    def _watch_in(self, seconds: float) -> None:
+        self._watching = asyncio.get_running_loop().call_later(seconds, self._watch)
+
+    def _watch(self) -> None:
+        self._watching = None
+        now = time.monotonic()
+        while self._connecting:
+            one, until = next(iter(self._connecting.items()))
+            if one.is_connecting and until > now:
+                self._watch_in(until - now)
+                return
+            del self._connecting[one]
+            if one.is_connecting:
+                one.go_on()
 
     def _close_idle_in(self, seconds: float) -> None:
         self._closing_idle = asyncio.get_running_loop().call_later(seconds, self._close_idle)

@@ -157,8 +157,7 @@ class Relay:
         self, upstreams: Upstreams, request: bytes, client: int, head: bytes, identity: bytes, telling: Telling
     ) -> Stream:
         """Send `request` to one of `upstreams`, and tell the answer to `client` as a stream of HTTP/1.1: `head`, and
-        chunks of events that begin with `identity`. Raises `OSError` where it cannot be reached, as far as that is
-        known at once; as for the rest, see `start`."""
+        chunks of events that begin with `identity`. Raises `OSError`; as for the rest, see `start`."""
     def stop(self, stream: Stream) -> Outcome:
         """From here on neither socket of a stream is touched. What came of it is for the first caller. A request that
         was asked and has not ended by itself is given up."""

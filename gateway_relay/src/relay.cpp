@@ -1,5 +1,6 @@
 #include "relay.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <csignal>
@@ -17,8 +18,8 @@ namespace {
 /// From so many tokens on an answer is the thread's.
 constexpr std::int64_t kShort = 4;
 
-/// Of the descriptor that ends the thread; streams are numbered from 1.
-constexpr std::uint64_t kQuit = 0;
+/// Of the descriptors that are no stream's: that which ends the thread, and that which tells it of `asked_`.
+constexpr std::uint64_t kQuit = 0, kAsked = 1;
 
 void ring(int event) {
     const std::uint64_t one = 1;
@@ -33,12 +34,14 @@ Relay::Relay(std::vector<double> bounds)
       epoll_(std::make_shared<const Descriptor>(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
       own_epoll_(std::make_shared<const Descriptor>(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
       ended_event_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd"),
-      quit_event_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd") {
-    epoll_event event{};
-    event.events = EPOLLIN;
-    event.data.u64 = kQuit;
-    if (epoll_ctl(epoll_->number(), EPOLL_CTL_ADD, quit_event_.number(), &event) != 0) {
-        throw std::system_error(errno, std::generic_category(), "epoll_ctl");
+      quit_event_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd"),
+      asked_event_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd") {
+    for (const auto& [rings, number] : {std::pair(&quit_event_, kQuit), std::pair(&asked_event_, kAsked)}) {
+        epoll_event event{};
+        event.events = EPOLLIN;
+        event.data.u64 = number;
+        if (epoll_ctl(epoll_->number(), EPOLL_CTL_ADD, rings->number(), &event) != 0)
+            throw std::system_error(errno, std::generic_category(), "epoll_ctl");
     }
     // Signals are for the interpreter's own threads.
     sigset_t all, before;
@@ -55,30 +58,49 @@ Relay::Relay(std::vector<double> bounds)
 
 Relay::~Relay() { close(); }
 
-template <typename... Arguments>
-std::shared_ptr<Stream> Relay::add(const Stream::Epoll& epoll, Arguments&&... arguments) {
-    auto stream = std::make_shared<Stream>(++last_number_, epoll, std::forward<Arguments>(arguments)..., bounds_);
-    {
-        const std::lock_guard lock(mutex_);
-        streams_.emplace(stream->number, stream);
-    }
-    // Not before: the thread looks for it there as soon as its first step is due.
+void Relay::add(const std::shared_ptr<Stream>& stream) {
+    const std::lock_guard lock(mutex_);
+    streams_.emplace(stream->number, stream);
+}
+
+/// Once it is in the table, where it is looked for as soon as its first step is due.
+void Relay::begin(Stream& stream) {
     try {
-        stream->begin();
+        stream.begin();
     } catch (...) {
-        stop(*stream);
+        stop(stream);
         throw;
     }
-    return stream;
 }
 
 std::shared_ptr<Stream> Relay::start(int upstream, int client, Frame frame, double last) {
-    return add(epoll_, upstream, client, std::move(frame), last);
+    auto stream =
+        std::make_shared<Stream>(++last_number_, epoll_, upstream, client, std::move(frame), last, bounds_);
+    add(stream);
+    begin(*stream);
+    return stream;
 }
 
 std::shared_ptr<Stream> Relay::ask(
     std::shared_ptr<Upstreams> upstreams, std::string_view request, int client, Frame frame, Script script) {
-    return add(own_epoll_, std::move(upstreams), request, client, std::move(frame), std::move(script));
+    Upstreams::Socket kept = upstreams->take();
+    const bool is_kept = kept != nullptr;
+    auto stream = std::make_shared<Stream>(
+        ++last_number_, is_kept ? own_epoll_ : epoll_, std::move(upstreams), std::move(kept), request, client,
+        std::move(frame), std::move(script), bounds_);
+    add(stream);
+    if (is_kept) {
+        begin(*stream);
+        return stream;
+    }
+    bool is_first = false;
+    {
+        const std::lock_guard lock(mutex_);
+        is_first = asked_.empty();
+        asked_.push_back(stream->number);
+    }
+    if (is_first) ring(asked_event_.number());
+    return stream;
 }
 
 Outcome Relay::stop(Stream& stream) {
@@ -123,19 +145,47 @@ void Relay::run() {
     std::array<epoll_event, 256> events;
     for (;;) {
         const int count = epoll_wait(epoll_->number(), events.data(), static_cast<int>(events.size()), -1);
-        bool has_ended = false;
+        bool some_ended = false;
         for (int i = 0; i < count; ++i) {
             const std::uint64_t number = events[static_cast<std::size_t>(i)].data.u64;
             if (number == kQuit) return;
-            const auto stream = find(number);
-            if (stream == nullptr || !stream->step(workspace)) continue;
-            has_ended = true;
-            const std::lock_guard lock(mutex_);
-            ended_.push_back(number);
-            streams_.erase(number);
+            if (number == kAsked) {
+                some_ended = connect() || some_ended;
+            } else if (const auto stream = find(number); stream != nullptr && stream->step(workspace)) {
+                has_ended(number);
+                some_ended = true;
+            }
         }
-        if (has_ended) ring(ended_event_.number());
+        if (some_ended) ring(ended_event_.number());
     }
+}
+
+/// For those that need a connection, a few at a time: others wait. True if any of them has ended.
+bool Relay::connect() {
+    constexpr std::size_t kAtOnce = 16;
+    std::vector<std::uint64_t> numbers;
+    {
+        const std::lock_guard lock(mutex_);
+        const std::size_t count = std::min(asked_.size(), kAtOnce);
+        numbers.assign(asked_.begin(), asked_.begin() + static_cast<std::ptrdiff_t>(count));
+        asked_.erase(asked_.begin(), asked_.begin() + static_cast<std::ptrdiff_t>(count));
+        std::uint64_t rung = 0;
+        if (asked_.empty()) [[maybe_unused]] const ssize_t size = read(asked_event_.number(), &rung, sizeof rung);
+    }
+    bool some_ended = false;
+    for (const std::uint64_t number : numbers) {
+        const auto stream = find(number);
+        if (stream == nullptr || !stream->connect()) continue;
+        has_ended(number);
+        some_ended = true;
+    }
+    return some_ended;
+}
+
+void Relay::has_ended(std::uint64_t number) {
+    const std::lock_guard lock(mutex_);
+    ended_.push_back(number);
+    streams_.erase(number);
 }
 
 std::shared_ptr<Stream> Relay::find(std::uint64_t number) {

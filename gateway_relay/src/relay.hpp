@@ -1,5 +1,5 @@
 // All streams, and who moves them: a thread, or for as long as an answer that was asked for here is short, whoever asked.
-// To wake the thread costs more than a short answer does.
+// To wake the thread costs more than a short answer does, but less than a new connection.
 
 #pragma once
 
@@ -31,8 +31,8 @@ class Relay {
     /// monotonic clock. Throws std::system_error.
     std::shared_ptr<Stream> start(int upstream, int client, Frame frame, double last);
 
-    /// Asks one of `upstreams` with `request`, and tells the answer to `client`, as for `start`. Throws std::system_error
-    /// where it cannot be reached, as far as that is known at once.
+    /// Asks one of `upstreams` with `request`, and tells the answer to `client`, as for `start`. Throws
+    /// std::system_error.
     std::shared_ptr<Stream> ask(
         std::shared_ptr<Upstreams> upstreams, std::string_view request, int client, Frame frame, Script script);
 
@@ -56,9 +56,11 @@ class Relay {
     void close();
 
   private:
-    template <typename... Arguments>
-    std::shared_ptr<Stream> add(const Stream::Epoll& epoll, Arguments&&... arguments);
+    void add(const std::shared_ptr<Stream>& stream);
+    void begin(Stream& stream);
     void run();
+    bool connect();
+    void has_ended(std::uint64_t number);
     std::shared_ptr<Stream> find(std::uint64_t number);
 
     const Bounds bounds_;
@@ -67,10 +69,14 @@ class Relay {
     Workspace own_workspace_;
     const Descriptor ended_event_;
     const Descriptor quit_event_;
+    const Descriptor asked_event_;
     std::mutex mutex_;
-    std::atomic<std::uint64_t> last_number_ = 0;
+    /// The first ones are no streams'.
+    std::atomic<std::uint64_t> last_number_ = 15;
     std::unordered_map<std::uint64_t, std::shared_ptr<Stream>> streams_;
     std::vector<std::uint64_t> ended_;
+    /// Those that need a connection.
+    std::vector<std::uint64_t> asked_;
     std::thread thread_;
 };
 

@@ -56,18 +56,22 @@ Stream::Stream(std::uint64_t number, Epoll epoll, int upstream, int client, Fram
 }
 
 Stream::Stream(
-    std::uint64_t number, Epoll epoll, std::shared_ptr<Upstreams> upstreams, std::string_view request, int client,
-    Frame frame, Script script, Bounds bounds)
+    std::uint64_t number, Epoll epoll, std::shared_ptr<Upstreams> upstreams, Upstreams::Socket kept,
+    std::string_view request, int client, Frame frame, Script script, Bounds bounds)
     : number(number),
       epoll_(std::move(epoll)),
-      ask_(Ask{std::move(upstreams), {}, std::move(script), {}, monotonic_seconds()}),
-      upstream_((ask_->taken = ask_->upstreams->take()).socket->number()),
+      ask_(Ask{std::move(upstreams), std::move(kept), std::move(script), {}, monotonic_seconds()}),
+      upstream_(ask_->socket == nullptr ? -1 : ask_->socket->number()),
       client_(std::in_place, fcntl(client, F_DUPFD_CLOEXEC, 0), "fcntl"),
       frame_(std::move(frame)),
       bounds_(std::move(bounds)) {
     outcome_.tally.resize(bounds_->size() + 1);
-    is_connecting = !ask_->taken.is_kept;
-    if (!send_request(request)) throw std::system_error(std::make_error_code(std::errc::not_connected), "connect");
+    is_connecting = ask_->socket == nullptr;
+    if (is_connecting) {
+        ask_->unsent = request;
+    } else {
+        send_request(request);
+    }
 }
 
 Stream::~Stream() { stop(); }
@@ -75,6 +79,18 @@ Stream::~Stream() { stop(); }
 void Stream::begin() {
     const std::lock_guard lock(mutex_);
     if (!go_on()) throw std::system_error(errno, std::generic_category(), "epoll_ctl");
+}
+
+bool Stream::connect() {
+    const std::lock_guard lock(mutex_);
+    if (state_ == State::kEnded) return false;
+    try {
+        ask_->socket = ask_->upstreams->connect();
+    } catch (const std::system_error&) {
+        return end();
+    }
+    upstream_ = ask_->socket->number();
+    return !(send_request(std::string(std::move(ask_->unsent))) && go_on()) && end();
 }
 
 bool Stream::step(Workspace& workspace) {
@@ -269,9 +285,9 @@ bool Stream::end() {
     outcome_.rest = std::move(partial_);
     if (!ask_) return true;
     if (outcome_.is_finished) {
-        ask_->upstreams->give_back(std::move(ask_->taken.socket));
+        ask_->upstreams->give_back(std::move(ask_->socket));
     } else if (!is_connecting) {
-        outcome_.socket = std::move(ask_->taken.socket);
+        outcome_.socket = std::move(ask_->socket);
     }
     ask_.reset();
     return true;

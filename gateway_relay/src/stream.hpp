@@ -85,16 +85,20 @@ class Stream {
     /// std::system_error.
     Stream(std::uint64_t number, Epoll epoll, int upstream, int client, Frame frame, double last, Bounds bounds);
 
-    /// Sends `request` at once and tells the answer by `script`, as of `Relay::ask`. Throws std::system_error.
+    /// Sends `request` and tells the answer by `script`, as of `Relay::ask`: at once on a `kept` connection of
+    /// `upstreams`, or once it was told to `connect`. Throws std::system_error.
     Stream(
-        std::uint64_t number, Epoll epoll, std::shared_ptr<Upstreams> upstreams, std::string_view request, int client,
-        Frame frame, Script script, Bounds bounds);
+        std::uint64_t number, Epoll epoll, std::shared_ptr<Upstreams> upstreams, Upstreams::Socket kept,
+        std::string_view request, int client, Frame frame, Script script, Bounds bounds);
     ~Stream();
     Stream(const Stream&) = delete;
     Stream& operator=(const Stream&) = delete;
 
     /// Throws std::system_error.
     void begin();
+
+    /// In place of `begin`, for one that needs a connection. True if that cannot be, and the stream has ended.
+    bool connect();
 
     /// What can be done now that a socket is ready. True if it was the last step: `stop` says how it stands.
     bool step(Workspace& workspace);
@@ -122,7 +126,7 @@ class Stream {
     /// A request of its own.
     struct Ask {
         std::shared_ptr<Upstreams> upstreams;
-        Upstreams::Taken taken;
+        Upstreams::Socket socket;
         Script script;
         std::string unsent;
         double since;
@@ -143,7 +147,7 @@ class Stream {
     std::mutex mutex_;
     Epoll epoll_;
     std::optional<Ask> ask_;
-    const int upstream_;
+    int upstream_;
     /// A duplicate, until the end: the server may close its own at any time.
     std::optional<Descriptor> client_;
     const Frame frame_;

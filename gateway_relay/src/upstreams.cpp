@@ -36,22 +36,25 @@ Upstreams::Upstreams(const std::string& host, const std::string& port, std::size
     freeaddrinfo(found);
 }
 
-Upstreams::Taken Upstreams::take() {
-    {
-        const std::lock_guard lock(mutex_);
-        while (!kept_.empty()) {
-            Socket socket = std::move(kept_.back().socket);
-            kept_.pop_back();
-            if (is_quiet(socket->number())) return {std::move(socket), true};
-        }
+Upstreams::Socket Upstreams::take() {
+    const std::lock_guard lock(mutex_);
+    while (!kept_.empty()) {
+        Socket socket = std::move(kept_.back().socket);
+        kept_.pop_back();
+        if (is_quiet(socket->number())) return socket;
     }
+    return nullptr;
+}
+
+Upstreams::Socket Upstreams::connect() const {
     auto socket = std::make_unique<Descriptor>(
         ::socket(address_.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), "socket");
     const int one = 1;
     setsockopt(socket->number(), IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    if (connect(socket->number(), reinterpret_cast<const sockaddr*>(&address_), length_) != 0 && errno != EINPROGRESS)
+    const auto* const address = reinterpret_cast<const sockaddr*>(&address_);
+    if (::connect(socket->number(), address, length_) != 0 && errno != EINPROGRESS)
         throw std::system_error(errno, std::generic_category(), "connect");
-    return {std::move(socket), false};
+    return socket;
 }
 
 void Upstreams::give_back(Socket socket) {

@@ -21,14 +21,11 @@ class Upstreams {
     /// `host` is an IP address; up to `most` connections are kept. Throws std::invalid_argument.
     Upstreams(const std::string& host, const std::string& port, std::size_t most);
 
-    struct Taken {
-        Socket socket;
-        /// It has carried a request before; else it may not be connected yet.
-        bool is_kept = false;
-    };
+    /// A connection that has carried a request before; none where none is kept.
+    Socket take();
 
-    /// A socket that does not block. Throws std::system_error.
-    Taken take();
+    /// A new one, which does not block and may not be connected yet. Throws std::system_error.
+    [[nodiscard]] Socket connect() const;
 
     /// Its last answer is read to the end.
     void give_back(Socket socket);
