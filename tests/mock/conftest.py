@@ -52,6 +52,19 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def paced(repository: Path) -> Iterator[MockEngine]:
+    """An engine whose tokens come one by one."""
+    with running_mock_engine(model_repository=repository, token_interval_ms=5) as engine:
+        yield engine
+
+
+@pytest.fixture
+def slow(paced: MockEngine) -> MockEngine:
+    paced.reset()
+    return paced
+
+
+@pytest.fixture(scope="session")
 def engine_process(repository: Path) -> Iterator[MockEngine]:
     with running_mock_engine(model_repository=repository, scheduling_policy="priority") as engine:
         yield engine

@@ -38,19 +38,6 @@ def chat(**changes: Any) -> dict[str, Any]:
     return chat_of_a_form(**{"user": f"user {next(_numbers)}"} | changes)
 
 
-@pytest.fixture(scope="module")
-def paced(repository: Path) -> Iterator[MockEngine]:
-    """An engine whose tokens come one by one."""
-    with running_mock_engine(model_repository=repository, token_interval_ms=5) as engine:
-        yield engine
-
-
-@pytest.fixture
-def slow(paced: MockEngine) -> MockEngine:
-    paced.reset()
-    return paced
-
-
 @contextmanager
 def relaying(engine: MockEngine, repository: Path, *flags: str) -> Iterator[Gateway]:
     with running_gateway("--triton", engine.url, "--model-repository", str(repository), *flags) as gateway:

@@ -22,7 +22,7 @@ import httpx
 import openai
 import pytest
 
-from bench.mock_engine.running import MockEngine, running_mock_engine
+from bench.mock_engine.running import MockEngine
 from bench.ports import free_port
 from bench.upstream.running import running_upstream
 from bench.upstream.script import Model, answer_text
@@ -47,19 +47,6 @@ def folder() -> Iterator[Path]:
         made.chmod(0o2750)
     yield made
     shutil.rmtree(made)
-
-
-@pytest.fixture(scope="module")
-def paced(repository: Path) -> Iterator[MockEngine]:
-    """An engine whose tokens come one by one."""
-    with running_mock_engine(model_repository=repository, token_interval_ms=5) as engine:
-        yield engine
-
-
-@pytest.fixture
-def slow(paced: MockEngine) -> MockEngine:
-    paced.reset()
-    return paced
 
 
 @contextmanager
