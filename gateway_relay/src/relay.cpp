@@ -169,8 +169,10 @@ bool Relay::connect() {
         const std::size_t count = std::min(asked_.size(), kAtOnce);
         numbers.assign(asked_.begin(), asked_.begin() + static_cast<std::ptrdiff_t>(count));
         asked_.erase(asked_.begin(), asked_.begin() + static_cast<std::ptrdiff_t>(count));
-        std::uint64_t rung = 0;
-        if (asked_.empty()) [[maybe_unused]] const ssize_t size = read(asked_event_.number(), &rung, sizeof rung);
+        if (asked_.empty()) {
+            std::uint64_t rung = 0;
+            [[maybe_unused]] const ssize_t size = read(asked_event_.number(), &rung, sizeof rung);
+        }
     }
     bool some_ended = false;
     for (const std::uint64_t number : numbers) {
