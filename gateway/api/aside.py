@@ -45,5 +45,5 @@ async def aside(size: int, work: Callable[[], _T]) -> _T:
 
 def drop(size: int, value: Any) -> None:
     """Free a value of which nobody uses any part any more; `size` as in `aside`."""
-    if size > LARGE_BODY:
+    if size >= LARGE_BODY:
         _thread.submit(empty, value)

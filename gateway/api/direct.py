@@ -321,7 +321,6 @@ class _Run:
         if upstreams is None:
             return False
         request = paths.request(lease.model, body, headers)
-        head = exchange.head([*STREAM_HEADERS, *warning_headers(form.all_warnings), record.header])
         identity = sse.identity(sse.ChatStream.kind, self._answer_id, self._created, form.request.model)
         record.sent()
         record.went_directly()
@@ -331,7 +330,15 @@ class _Run:
             return True
         try:
             self._errand = Errand(
-                self._direct.relay, upstreams, request, client, head, identity, telling, lease, self._errand_is_over
+                self._direct.relay,
+                upstreams,
+                request,
+                client,
+                self._head(),
+                identity,
+                telling,
+                lease,
+                self._errand_is_over,
             )
         except OSError:
             raise unreachable() from None
@@ -459,11 +466,15 @@ class _Run:
                 # It goes nowhere else now.
                 self._prompt, self._body = "", b""
 
+    def _head(self) -> bytes:
+        """Of the stream to the client."""
+        return self._exchange.head([*STREAM_HEADERS, *warning_headers(self._form.all_warnings), self._record.header])
+
     def _begin(self) -> None:
         """The stream to the client."""
         record, exchange = self._record, self._exchange
         record.status = 200
-        exchange.begin(exchange.head([*STREAM_HEADERS, *warning_headers(self._form.all_warnings), record.header]))
+        exchange.begin(self._head())
         exchange.on_ready = self._news
         around = self._writer.around_text(self._answer)
         native = self._direct.relay

@@ -489,7 +489,7 @@ class Desk:
         del self._places[place.owner, place.number]
         self._release(place)
         loads = self._loads(place.model)
-        if loads.parked and place in loads.parked:
+        if place in loads.parked:
             loads.parked.remove(place)
         queue = loads.queue
         self._apply(loads, queue.leave(place) if place.is_open else queue.withdraw(place))

@@ -185,9 +185,8 @@ class BodyParts(NamedTuple):
     @classmethod
     def of(cls, backend: Backend, request: GenerateRequest, context_len: int | None) -> "BodyParts":
         """Raises as `request_body`; the id and the prompt of `request` are not looked at."""
-        mark = secrets.token_hex(16)
-        body = request_body(backend, request._replace(request_id=mark, prompt=mark), context_len)
-        begin, middle, end = body.split(b'"%s"' % mark.encode())
+        body = request_body(backend, request._replace(request_id=_MARK, prompt=_MARK), context_len)
+        begin, middle, end = body.split(b'"%b"' % _MARK.encode())
         return cls(begin, middle, end)
 
     def body(self, request_id: str, prompt: str) -> bytes:

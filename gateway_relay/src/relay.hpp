@@ -71,8 +71,8 @@ class Relay {
     const Descriptor quit_event_;
     const Descriptor asked_event_;
     std::mutex mutex_;
-    /// The first ones are no streams'.
-    std::atomic<std::uint64_t> last_number_ = 15;
+    /// 0 and 1 are no streams'.
+    std::atomic<std::uint64_t> last_number_ = 1;
     std::unordered_map<std::uint64_t, std::shared_ptr<Stream>> streams_;
     std::vector<std::uint64_t> ended_;
     /// Those that need a connection.
