@@ -84,6 +84,10 @@ struct SharedUpstreams {
     std::shared_ptr<relay::Upstreams> shared;
 };
 
+struct SharedTelling {
+    std::shared_ptr<const relay::Telling> shared;
+};
+
 /// What is complete and was not taken yet; of a great many the first.
 nb::list taken(response::Parser& parser, std::size_t most) {
     const std::size_t count = std::min(parser.events.size(), most);
@@ -174,14 +178,15 @@ NB_MODULE(_native, module) {
             nb::arg("seconds"))
         .def("close", [](SharedUpstreams& self) { self.shared->close(); });
 
-    nb::class_<Telling>(module, "Telling")
+    nb::class_<SharedTelling>(module, "Telling")
         .def(
             "__init__",
-            [](Telling* self, const nb::bytes& begin, const nb::bytes& before, const nb::bytes& after,
+            [](SharedTelling* self, const nb::bytes& begin, const nb::bytes& before, const nb::bytes& after,
                const nb::bytes& finish_before, const nb::bytes& finish_after, const nb::bytes& usage_before,
                const nb::bytes& usage_after, const nb::bytes& end) {
-                new (self) Telling{text_of(begin), text_of(before), text_of(after), text_of(finish_before),
-                                   text_of(finish_after), text_of(usage_before), text_of(usage_after), text_of(end)};
+                new (self) SharedTelling{std::make_shared<const Telling>(
+                    Telling{text_of(begin), text_of(before), text_of(after), text_of(finish_before),
+                            text_of(finish_after), text_of(usage_before), text_of(usage_after), text_of(end)})};
             },
             nb::arg("begin"), nb::arg("before"), nb::arg("after"), nb::arg("finish_before"), nb::arg("finish_after"),
             nb::arg("usage_before"), nb::arg("usage_after"), nb::arg("end"));
@@ -198,11 +203,10 @@ NB_MODULE(_native, module) {
         .def(
             "ask",
             [](Relay& self, const SharedUpstreams& upstreams, const nb::bytes& request, int client,
-               const nb::bytes& head, const nb::bytes& identity, const Telling& telling) {
+               const nb::bytes& head, const nb::bytes& identity, const SharedTelling& telling) {
                 return self.ask(
                     upstreams.shared, {request.c_str(), request.size()}, client,
-                    telling.frame({identity.c_str(), identity.size()}),
-                    telling.script({head.c_str(), head.size()}, {identity.c_str(), identity.size()}));
+                    {text_of(head), text_of(identity), telling.shared});
             },
             nb::arg("upstreams"), nb::arg("request"), nb::arg("client"), nb::arg("head"), nb::arg("identity"),
             nb::arg("telling"))

@@ -58,17 +58,16 @@ Relay::Relay(std::vector<double> bounds)
 
 Relay::~Relay() { close(); }
 
-void Relay::add(const std::shared_ptr<Stream>& stream) {
-    const std::lock_guard lock(mutex_);
-    streams_.emplace(stream->number, stream);
-}
-
 /// Once it is in the table, where it is looked for as soon as its first step is due.
-void Relay::begin(Stream& stream) {
+void Relay::begin(const std::shared_ptr<Stream>& stream) {
+    {
+        const std::lock_guard lock(mutex_);
+        streams_.emplace(stream->number, stream);
+    }
     try {
-        stream.begin();
+        stream->begin();
     } catch (...) {
-        stop(stream);
+        stop(*stream);
         throw;
     }
 }
@@ -76,28 +75,27 @@ void Relay::begin(Stream& stream) {
 std::shared_ptr<Stream> Relay::start(int upstream, int client, Frame frame, double last) {
     auto stream =
         std::make_shared<Stream>(++last_number_, epoll_, upstream, client, std::move(frame), last, bounds_);
-    add(stream);
-    begin(*stream);
+    begin(stream);
     return stream;
 }
 
 std::shared_ptr<Stream> Relay::ask(
-    std::shared_ptr<Upstreams> upstreams, std::string_view request, int client, Frame frame, Script script) {
+    std::shared_ptr<Upstreams> upstreams, std::string_view request, int client, Script script) {
     Upstreams::Socket kept = upstreams->take();
     const bool is_kept = kept != nullptr;
     auto stream = std::make_shared<Stream>(
         ++last_number_, is_kept ? own_epoll_ : epoll_, std::move(upstreams), std::move(kept), request, client,
-        std::move(frame), std::move(script), bounds_);
-    add(stream);
+        std::move(script), bounds_);
     if (is_kept) {
-        begin(*stream);
+        begin(stream);
         return stream;
     }
     bool is_first = false;
     {
         const std::lock_guard lock(mutex_);
+        streams_.emplace(stream->number, stream);
         is_first = asked_.empty();
-        asked_.push_back(stream->number);
+        asked_.push_back(stream);
     }
     if (is_first) ring(asked_event_.number());
     return stream;
@@ -122,13 +120,11 @@ std::vector<std::uint64_t> Relay::poll() {
     std::array<epoll_event, 64> events;
     const int count = epoll_wait(own_epoll_->number(), events.data(), static_cast<int>(events.size()), 0);
     std::vector<std::uint64_t> numbers;
-    for (int i = 0; i < count; ++i) {
-        const std::uint64_t number = events[static_cast<std::size_t>(i)].data.u64;
-        const auto stream = find(number);
-        if (stream == nullptr) continue;
+    if (count <= 0) return numbers;
+    for (const auto& stream : found({events.data(), static_cast<std::size_t>(count)})) {
         bool has_ended = stream->step(own_workspace_);
         if (!has_ended && stream->tokens.load(std::memory_order_relaxed) >= kShort) has_ended = stream->move_to(epoll_);
-        if (has_ended) numbers.push_back(number);
+        if (has_ended) numbers.push_back(stream->number);
     }
     return numbers;
 }
@@ -145,55 +141,54 @@ void Relay::run() {
     std::array<epoll_event, 256> events;
     for (;;) {
         const int count = epoll_wait(epoll_->number(), events.data(), static_cast<int>(events.size()), -1);
-        bool some_ended = false;
-        for (int i = 0; i < count; ++i) {
-            const std::uint64_t number = events[static_cast<std::size_t>(i)].data.u64;
-            if (number == kQuit) return;
-            if (number == kAsked) {
-                some_ended = connect() || some_ended;
-            } else if (const auto stream = find(number); stream != nullptr && stream->step(workspace)) {
-                has_ended(number);
-                some_ended = true;
-            }
-        }
-        if (some_ended) ring(ended_event_.number());
+        if (count <= 0) continue;
+        const std::span<const epoll_event> ready(events.data(), static_cast<std::size_t>(count));
+        const auto has = [&ready](std::uint64_t number) {
+            return std::any_of(ready.begin(), ready.end(), [number](const auto& one) { return one.data.u64 == number; });
+        };
+        if (has(kQuit)) return;
+        std::vector<std::uint64_t> ended;
+        for (const auto& stream : found(ready))
+            if (stream->step(workspace)) ended.push_back(stream->number);
+        if (has(kAsked)) connect(ended);
+        if (!ended.empty()) have_ended(ended);
     }
 }
 
-/// For those that need a connection, a few at a time: others wait. True if any of them has ended.
-bool Relay::connect() {
+/// For those that need a connection, a few at a time: others wait. Adds those of them that have `ended`.
+void Relay::connect(std::vector<std::uint64_t>& ended) {
     constexpr std::size_t kAtOnce = 16;
-    std::vector<std::uint64_t> numbers;
+    Streams streams;
     {
         const std::lock_guard lock(mutex_);
-        const std::size_t count = std::min(asked_.size(), kAtOnce);
-        numbers.assign(asked_.begin(), asked_.begin() + static_cast<std::ptrdiff_t>(count));
-        asked_.erase(asked_.begin(), asked_.begin() + static_cast<std::ptrdiff_t>(count));
+        for (; !asked_.empty() && streams.size() < kAtOnce; asked_.pop_front())
+            streams.push_back(std::move(asked_.front()));
         if (asked_.empty()) {
             std::uint64_t rung = 0;
             [[maybe_unused]] const ssize_t size = read(asked_event_.number(), &rung, sizeof rung);
         }
     }
-    bool some_ended = false;
-    for (const std::uint64_t number : numbers) {
-        const auto stream = find(number);
-        if (stream == nullptr || !stream->connect()) continue;
-        has_ended(number);
-        some_ended = true;
+    for (const auto& stream : streams)
+        if (stream->connect()) ended.push_back(stream->number);
+}
+
+void Relay::have_ended(const std::vector<std::uint64_t>& numbers) {
+    {
+        const std::lock_guard lock(mutex_);
+        ended_.insert(ended_.end(), numbers.begin(), numbers.end());
+        for (const std::uint64_t number : numbers) streams_.erase(number);
     }
-    return some_ended;
+    ring(ended_event_.number());
 }
 
-void Relay::has_ended(std::uint64_t number) {
+/// Those of the streams whose `events` these are that nobody has stopped.
+Relay::Streams Relay::found(std::span<const epoll_event> events) {
+    Streams streams;
+    streams.reserve(events.size());
     const std::lock_guard lock(mutex_);
-    ended_.push_back(number);
-    streams_.erase(number);
-}
-
-std::shared_ptr<Stream> Relay::find(std::uint64_t number) {
-    const std::lock_guard lock(mutex_);
-    const auto found = streams_.find(number);
-    return found == streams_.end() ? nullptr : found->second;
+    for (const epoll_event& event : events)
+        if (const auto one = streams_.find(event.data.u64); one != streams_.end()) streams.push_back(one->second);
+    return streams;
 }
 
 }  // namespace relay

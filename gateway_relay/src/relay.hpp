@@ -5,11 +5,15 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <thread>
 #include <unordered_map>
 #include <vector>
+
+#include <sys/epoll.h>
 
 #include "descriptor.hpp"
 #include "stream.hpp"
@@ -34,7 +38,7 @@ class Relay {
     /// Asks one of `upstreams` with `request`, and tells the answer to `client`, as for `start`. Throws
     /// std::system_error.
     std::shared_ptr<Stream> ask(
-        std::shared_ptr<Upstreams> upstreams, std::string_view request, int client, Frame frame, Script script);
+        std::shared_ptr<Upstreams> upstreams, std::string_view request, int client, Script script);
 
     /// From here on neither socket of a stream is touched. What came of it is for the first caller.
     Outcome stop(Stream& stream);
@@ -56,12 +60,13 @@ class Relay {
     void close();
 
   private:
-    void add(const std::shared_ptr<Stream>& stream);
-    void begin(Stream& stream);
+    using Streams = std::vector<std::shared_ptr<Stream>>;
+
+    void begin(const std::shared_ptr<Stream>& stream);
     void run();
-    bool connect();
-    void has_ended(std::uint64_t number);
-    std::shared_ptr<Stream> find(std::uint64_t number);
+    void connect(std::vector<std::uint64_t>& ended);
+    void have_ended(const std::vector<std::uint64_t>& numbers);
+    Streams found(std::span<const epoll_event> events);
 
     const Bounds bounds_;
     const Stream::Epoll epoll_;
@@ -76,7 +81,7 @@ class Relay {
     std::unordered_map<std::uint64_t, std::shared_ptr<Stream>> streams_;
     std::vector<std::uint64_t> ended_;
     /// Those that need a connection.
-    std::vector<std::uint64_t> asked_;
+    std::deque<std::shared_ptr<Stream>> asked_;
     std::thread thread_;
 };
 

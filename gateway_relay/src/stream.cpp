@@ -57,13 +57,13 @@ Stream::Stream(std::uint64_t number, Epoll epoll, int upstream, int client, Fram
 
 Stream::Stream(
     std::uint64_t number, Epoll epoll, std::shared_ptr<Upstreams> upstreams, Upstreams::Socket kept,
-    std::string_view request, int client, Frame frame, Script script, Bounds bounds)
+    std::string_view request, int client, Script script, Bounds bounds)
     : number(number),
       epoll_(std::move(epoll)),
       ask_(Ask{std::move(upstreams), std::move(kept), std::move(script), {}, monotonic_seconds()}),
       upstream_(ask_->socket == nullptr ? -1 : ask_->socket->number()),
       client_(std::in_place, fcntl(client, F_DUPFD_CLOEXEC, 0), "fcntl"),
-      frame_(std::move(frame)),
+      frame_{ask_->script.identity + ask_->script.telling->before, ask_->script.telling->after},
       bounds_(std::move(bounds)) {
     outcome_.tally.resize(bounds_->size() + 1);
     is_connecting = ask_->socket == nullptr;
@@ -165,7 +165,7 @@ bool Stream::read(Workspace& workspace) {
     std::string reason = outcome_.reason;
     bool has_all = false;
     workspace.out.assign(kSizeLine, ' ');
-    if (ask_ && !outcome_.is_begun) workspace.out += ask_->script.begin;
+    if (ask_ && !outcome_.is_begun) workspace.out.append(ask_->script.identity).append(ask_->script.telling->begin);
     std::string_view left = bytes;
     while (!left.empty()) {
         if (!reason.empty() && kLastChunk.starts_with(left.substr(0, kLastChunk.size()))) {
@@ -232,20 +232,21 @@ bool Stream::read_head(std::string_view& bytes) {
 
 /// What is told when all has come; `outcome_` has counted it.
 void Stream::finish(std::string& out) const {
-    const Script& script = ask_->script;
-    out += script.finish_before;
+    const std::string& identity = ask_->script.identity;
+    const Telling& telling = *ask_->script.telling;
+    out.append(identity).append(telling.finish_before);
     out += '"';
     out += outcome_.reason;
     out += '"';
-    out += script.finish_after;
-    if (!script.usage_before.empty()) {
+    out += telling.finish_after;
+    if (!telling.usage_before.empty()) {
         const auto [answer, prompt] = outcome_.counts;
-        out += script.usage_before;
+        out.append(identity).append(telling.usage_before);
         out += "{\"prompt_tokens\":" + std::to_string(prompt) + ",\"completion_tokens\":" + std::to_string(answer) +
                ",\"total_tokens\":" + std::to_string(prompt + answer) + '}';
-        out += script.usage_after;
+        out += telling.usage_after;
     }
-    out += script.end;
+    out += telling.end;
 }
 
 bool Stream::write(std::string_view bytes) {

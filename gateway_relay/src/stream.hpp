@@ -16,6 +16,7 @@
 
 #include "descriptor.hpp"
 #include "event.hpp"
+#include "telling.hpp"
 #include "upstreams.hpp"
 
 namespace relay {
@@ -23,18 +24,11 @@ namespace relay {
 /// The upper bounds of the buckets of inter-token latency, in seconds, ascending.
 using Bounds = std::shared_ptr<const std::vector<double>>;
 
-/// How an answer is told, beside the `Frame` of its texts: events of the client's stream.
+/// How one answer is told: behind the `head` of HTTP, in events that begin with its `identity`.
 struct Script {
-    /// Of HTTP.
     std::string head;
-    /// Ahead of the first text.
-    std::string begin;
-    /// Around the reason of the end, which is a JSON string.
-    std::string finish_before, finish_after;
-    /// Around the usage, a JSON object; `usage_before` is empty where it is not wanted.
-    std::string usage_before, usage_after;
-    /// Behind all.
-    std::string end;
+    std::string identity;
+    std::shared_ptr<const Telling> telling;
 };
 
 /// What was relayed, and what is left for whoever goes on.
@@ -89,7 +83,7 @@ class Stream {
     /// `upstreams`, or once it was told to `connect`. Throws std::system_error.
     Stream(
         std::uint64_t number, Epoll epoll, std::shared_ptr<Upstreams> upstreams, Upstreams::Socket kept,
-        std::string_view request, int client, Frame frame, Script script, Bounds bounds);
+        std::string_view request, int client, Script script, Bounds bounds);
     ~Stream();
     Stream(const Stream&) = delete;
     Stream& operator=(const Stream&) = delete;

@@ -1,44 +1,23 @@
 // How the answers to requests of one form are told: what their events have in common. Each event begins with what names
-// the answer, its `identity`, which is not in here.
+// the answer, its identity, which is not in here.
 
 #pragma once
 
 #include <string>
-#include <string_view>
-
-#include "event.hpp"
-#include "stream.hpp"
 
 namespace relay {
 
-/// As the parts of `Frame` and `Script` that they become.
 struct Telling {
+    /// Ahead of the first text.
     std::string begin;
+    /// Around each text, which is a JSON string.
     std::string before, after;
+    /// Around the reason of the end, which is a JSON string.
     std::string finish_before, finish_after;
+    /// Around the usage, a JSON object; `usage_before` is empty where it is not wanted.
     std::string usage_before, usage_after;
+    /// Behind all, whole.
     std::string end;
-
-    [[nodiscard]] Frame frame(std::string_view identity) const { return {joined(identity, before), after}; }
-
-    [[nodiscard]] Script script(std::string_view head, std::string_view identity) const {
-        return {
-            std::string(head),
-            joined(identity, begin),
-            joined(identity, finish_before),
-            finish_after,
-            usage_before.empty() ? std::string() : joined(identity, usage_before),
-            usage_after,
-            end,
-        };
-    }
-
-  private:
-    static std::string joined(std::string_view identity, std::string_view rest) {
-        std::string out;
-        out.reserve(identity.size() + rest.size());
-        return out.append(identity).append(rest);
-    }
 };
 
 }  // namespace relay

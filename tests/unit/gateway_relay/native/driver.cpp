@@ -368,7 +368,9 @@ void outlive() {
     for (const int socket : {upstream.here, upstream.there, client.here, client.there}) close(socket);
 }
 
-const Script kScript{"HTTP/1.1 200 OK\r\n\r\n", "[", "(", ")", "{", "}", "]"};
+const Script kScript{
+    "HTTP/1.1 200 OK\r\n\r\n", "",
+    std::make_shared<const Telling>(Telling{"[", "<", ">", "(", ")", "{", "}", "]"})};
 constexpr std::string_view kRequest = "POST / HTTP/1.1\r\n\r\n";
 const std::string kHead = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n";
 
@@ -465,7 +467,7 @@ void ask_one_by_one() {
         const auto upstreams = std::make_shared<Upstreams>("127.0.0.1", triton.port, 1);
         const auto ask = [&](const std::string& bytes) {
             Pair client;
-            const auto stream = relay.ask(upstreams, kRequest, client.there, kFrame, kScript);
+            const auto stream = relay.ask(upstreams, kRequest, client.there, kScript);
             int connection = -1;
             while (connection < 0) connection = triton.next(1000);
             bool has_ended = false;
@@ -593,7 +595,7 @@ void ask_at_once() {
                         const int small = 4096;
                         setsockopt(one->client.there, SOL_SOCKET, SO_SNDBUF, &small, sizeof small);
                     }
-                    one->stream = relay.ask(upstreams, kRequest, one->client.there, kFrame, kScript);
+                    one->stream = relay.ask(upstreams, kRequest, one->client.there, kScript);
                     if (random() % 32 == 0) shutdown(one->client.here, SHUT_RDWR);
                     open.push_back(std::move(one));
                 }
@@ -629,14 +631,14 @@ void ask_nobody() {
     }
     const auto upstreams = std::make_shared<Upstreams>("127.0.0.1", port, 1);
     Relay relay({});
-    const auto never = relay.ask(upstreams, kRequest, client.there, kFrame, kScript);
+    const auto never = relay.ask(upstreams, kRequest, client.there, kScript);
     while (relay.ended().empty()) std::this_thread::yield();
     require(relay.stop(*never).socket == nullptr, "no connection");
     Triton triton;
     std::shared_ptr<Stream> stream;
     {
         Relay brief({});
-        stream = brief.ask(std::make_shared<Upstreams>("127.0.0.1", triton.port, 1), kRequest, client.there, kFrame, kScript);
+        stream = brief.ask(std::make_shared<Upstreams>("127.0.0.1", triton.port, 1), kRequest, client.there, kScript);
     }
     stream.reset();
     close(client.here);
