@@ -10,7 +10,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gateway.api.direct import Direct
 from gateway.api.forms import Known
-from gateway.api.http import CLIENT, Header, Receive, Scope, Send
+from gateway.api.http import CLIENT, Header, Receive, Scope, Send, head_lines
 
 # A proxy's limit is 8 to 16 KiB as a rule; requests here carry nothing of note in their heads.
 MAX_HEAD_BYTES = 64 * 1024
@@ -21,7 +21,7 @@ _H2C = re.compile(rb"\r\nupgrade:[ \t]*h2c[ \t]*(?=\r\n)", re.IGNORECASE)
 _REST_S = 0.5
 _MOST_PIECES = 16
 
-_CHUNKED = (b"transfer-encoding", b"chunked")
+_CHUNKED = b"transfer-encoding: chunked\r\n"
 
 
 class Protocol(HttpToolsProtocol):
@@ -72,6 +72,10 @@ class Protocol(HttpToolsProtocol):
         if (exchange := self._current) is not None and not exchange.response_complete:
             exchange.disconnected = True
             exchange.set()
+            exchange.message_event = _NOBODY  # type: ignore[assignment]
+        # They know this protocol in turn, and only the collector would find that nobody else does.
+        self._current = None
+        self.cycle = None  # type: ignore[assignment]
 
     def shutdown(self) -> None:
         self._read_begun()
@@ -171,6 +175,22 @@ class Protocol(HttpToolsProtocol):
         super().on_headers_complete()
 
 
+class _Common:
+    """What all heads have in common: the server makes a new list of it each second."""
+
+    def __init__(self) -> None:
+        self._headers: list[Header] | None = None
+        self._lines = b""
+
+    def lines(self, headers: list[Header]) -> bytes:
+        if headers is not self._headers:
+            self._headers, self._lines = headers, head_lines(headers)
+        return self._lines
+
+
+_common = _Common()
+
+
 class _Nobody:
     def set(self) -> None:
         """Nobody waits for what happens to an exchange that is over."""
@@ -216,11 +236,11 @@ class _Exchange(RequestResponseCycle):
         return self.flow.write_paused
 
     def reply(self, status: int, headers: Iterable[Header], body: bytes) -> None:
-        self._write(self._head_of(status, *headers) + body)
+        self._write(self._head_of(status, head_lines(headers)) + body)
         self._complete()
 
-    def head(self, headers: Iterable[Header]) -> bytes:
-        return self._head_of(200, *headers, _CHUNKED)
+    def head(self, lines: bytes) -> bytes:
+        return self._head_of(200, lines + _CHUNKED)
 
     def begin(self, head: bytes = b"") -> None:
         self._head = head
@@ -242,10 +262,9 @@ class _Exchange(RequestResponseCycle):
     def abort(self) -> None:
         self.transport.abort()
 
-    def _head_of(self, status: int, *headers: Header) -> bytes:
-        lines = [b"%b: %b\r\n" % header for header in (*self.default_headers, *headers)]
+    def _head_of(self, status: int, lines: bytes) -> bytes:
         end = b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
-        return b"".join((STATUS_LINE[status], *lines, end))
+        return b"".join((STATUS_LINE[status], _common.lines(self.default_headers), lines, end))
 
     def _write(self, data: bytes) -> None:
         if not self.disconnected:

@@ -145,7 +145,8 @@ class Chat:
             return Translation([prompt], add_special_tokens, outputs, places, writer, warnings, sampling=sampling)
 
         telling = native_telling(writer("", 0).telling())
-        return Again(lambda messages: render(messages).removeprefix(bos), translate, writer, telling)
+        identity = sse.Identity(sse.ChatStream.kind, request.model)
+        return Again(lambda messages: render(messages).removeprefix(bos), translate, writer, identity, telling)
 
 
 def _without_effect(request: ChatRequest, model: ServedModel, needs_special_tokens: bool) -> list[str]:

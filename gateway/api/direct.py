@@ -18,14 +18,13 @@ from gateway.api.forms import Forms, Known
 from gateway.api.generate import DEADLINE_GRACE_S, Begun, Course, Form, GenerateRoute, bug
 from gateway.api.http import (
     JSON,
-    STREAM_HEADERS,
     ClientGone,
     Header,
     Receive,
     Scope,
     Send,
     error_headers,
-    warning_headers,
+    forget_where,
 )
 from gateway.api.relay import Errand, Passage, Relay
 from gateway.desk.front import Front, Lease
@@ -70,8 +69,8 @@ class Exchange(Protocol):
 
     def reply(self, status: int, headers: Iterable[Header], body: bytes) -> None: ...
 
-    def head(self, headers: Iterable[Header]) -> bytes:
-        """Of a stream."""
+    def head(self, lines: bytes) -> bytes:
+        """Of a stream, with these `lines`."""
 
     def begin(self, head: bytes = b"") -> None:
         """A stream, whose `head` goes with the first `write`, unless it has been sent elsewhere."""
@@ -180,8 +179,8 @@ class _Run:
     """One request."""
 
     __slots__ = (
-        "_answer",
         "_answer_id",
+        "_begun_answer",
         "_body",
         "_connecting",
         "_course",
@@ -216,7 +215,7 @@ class _Run:
         self._body = body
         self._lease: Lease | None = None
         self._generation: Generation | None = None
-        self._answer = Answer(0, 0, keeps_text=not record.stream)
+        self._begun_answer: Answer | None = None
         self._failure: InstanceFailure | None = None
         self._course: Course | None = None
         self._limit: asyncio.Timeout | None = None
@@ -258,6 +257,13 @@ class _Run:
 
     # Inside
 
+    @property
+    def _answer(self) -> Answer:
+        """Of a request that the relay asks it is not wanted before its end."""
+        if self._begun_answer is None:
+            self._begun_answer = Answer(0, 0, keeps_text=not self._record.stream)
+        return self._begun_answer
+
     def _gone(self) -> None:
         self.cancel(ClientGone())
 
@@ -289,10 +295,10 @@ class _Run:
         if form.parts is None or lease.contract != form.contract or lease.model != form.model.triton_model:
             return False
         self._answer_id, self._created = f"chatcmpl-{new_id()}", int(time.time())
-        body = form.parts.body(self._answer_id, self._prompt)
         headers = record.trace.headers() if record.trace else b""
-        if record.stream and self._have_it_told(lease, body, headers):
+        if record.stream and self._have_it_told(lease, headers):
             return True
+        body = form.parts.body(self._answer_id, self._prompt)
         try:
             generation = lease.upstream.paths.by_itself(
                 lease.model, form.contract, body, form.places, lease, headers, form.model.batched_egress
@@ -311,17 +317,18 @@ class _Run:
             self._connecting = self.loop.create_task(self._connect(generation))
         return True
 
-    def _have_it_told(self, lease: Lease, body: bytes, headers: bytes) -> bool:
+    def _have_it_told(self, lease: Lease, headers: bytes) -> bool:
         """By the relay, from its beginning to its end; False where that cannot be."""
         form, record, exchange = self._form, self._record, self._exchange
-        client, telling, paths = exchange.client, form.again.telling, lease.upstream.paths
-        if self._direct.relay.native is None or telling is None or client is None or client.get_write_buffer_size():
+        client, question, telling = exchange.client, form.question, form.again.telling
+        if self._direct.relay.native is None or question is None or telling is None:
             return False
-        upstreams = paths.relayed(lease.model, form.contract, form.model.batched_egress)
-        if upstreams is None:
+        if client is None or client.get_write_buffer_size():
             return False
-        request = paths.request(lease.model, body, headers)
-        identity = sse.identity(sse.ChatStream.kind, self._answer_id, self._created, form.request.model)
+        relayed = lease.upstream.paths.relayed(lease.model, form.contract, form.model.batched_egress)
+        if relayed is None:
+            return False
+        upstreams, head = relayed
         record.sent()
         record.went_directly()
         lease.run(self)
@@ -332,10 +339,10 @@ class _Run:
             self._errand = Errand(
                 self._direct.relay,
                 upstreams,
-                request,
+                question.request(head, headers, self._answer_id, self._prompt),
                 client,
                 self._head(),
-                identity,
+                form.again.identity.of(self._answer_id, self._created),
                 telling,
                 lease,
                 self._errand_is_over,
@@ -417,6 +424,7 @@ class _Run:
         except Exception as error:
             if self._generation is generation:
                 self._ended_by(error)
+            forget_where(error)
 
     async def _connect(self, generation: Generation) -> None:
         try:
@@ -424,6 +432,7 @@ class _Run:
         except Exception as error:
             if self._generation is generation:
                 self._ended_by(error)
+            forget_where(error)
 
     def _news(self) -> None:
         """Something may have come from the instance, or the client reads on."""
@@ -468,7 +477,7 @@ class _Run:
 
     def _head(self) -> bytes:
         """Of the stream to the client."""
-        return self._exchange.head([*STREAM_HEADERS, *warning_headers(self._form.all_warnings), self._record.header])
+        return self._exchange.head(b"%b%b: %b\r\n" % (self._form.stream_lines, *self._record.header))
 
     def _begin(self) -> None:
         """The stream to the client."""
@@ -501,7 +510,7 @@ class _Run:
         counts = usage_of(answer.prompt_tokens, answer.completion_tokens)
         if not record.stream:
             body = writer.whole((answer,), (reason,), counts)
-            self._reply(200, warning_headers(self._form.all_warnings), body)
+            self._reply(200, self._form.own_headers, body)
             return
         out += writer.finish(answer, reason), writer.end(counts)
         self._stop_passage()
@@ -526,6 +535,7 @@ class _Run:
                 self._go_on(error)
         else:
             self._tell(error if isinstance(error, ApiError) else bug())
+        forget_where(error)
 
     def _tell(self, error: ApiError) -> None:
         self._record.error = error
@@ -622,8 +632,9 @@ class _Run:
                     self._failure,
                     Begun(self._answer_id, self._writer) if self._is_streaming else None,
                 )
-        except (ClientGone, OSError):
+        except (ClientGone, OSError) as error:
             # OSError: a send after the client is gone, as ASGI servers raise it.
+            forget_where(error)
             self._record.status = CLIENT_GONE
 
 

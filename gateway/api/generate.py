@@ -23,6 +23,7 @@ from gateway.api.aside import aside, drop
 from gateway.api.forms import Forms, Messages
 from gateway.api.http import (
     CLIENT,
+    STREAM_HEADERS,
     AsgiSink,
     ClientGone,
     Header,
@@ -30,13 +31,15 @@ from gateway.api.http import (
     Scope,
     Send,
     Sink,
+    forget_where,
+    head_lines,
     read_body,
     send_error,
     send_json,
     warning_headers,
     watch_client,
 )
-from gateway.api.relay import Passage, Relay
+from gateway.api.relay import Passage, Relay, native_question
 from gateway.checker import Checker, NotValidated
 from gateway.desk.ask import Ask
 from gateway.desk.front import Front, Lease
@@ -62,6 +65,7 @@ from gateway.triton.fan_out import FanOut, News
 from gateway.triton.generation import Generation
 
 if TYPE_CHECKING:
+    from gateway_relay import Question as NativeQuestion
     from gateway_relay import Telling as NativeTelling
 
 _log = logging.getLogger(__name__)
@@ -145,13 +149,14 @@ def _let_go(*_: object) -> Any:
 
 class Again(NamedTuple):
     """Of requests that differ in their messages alone. `render` makes a prompt of them and raises whatever a template
-    does; `translate` takes the prompt; `writer` is `Translation.writer`, and `telling` says the same of streams for the
-    native relay, where it can tell them.
+    does; `translate` takes the prompt; `writer` is `Translation.writer`; `identity` and `telling` say
+    the same of streams for the native relay, where it can tell them.
     """
 
     render: Callable[[Messages], str]
     translate: Callable[[str], Translation]
     writer: Callable[[str, int], Writer]
+    identity: sse.Identity
     telling: "NativeTelling | None" = None
 
 
@@ -227,8 +232,9 @@ def _ask(
 @dataclass(slots=True)
 class Form(Generic[_Request]):
     """What a plan says of all requests that differ in nothing but their messages. `request` has none; `again` makes the
-    rest of them. `parts` make the body for Triton, where the answer is nothing but text; `all_warnings` are those of
-    the request and of its translation.
+    rest of them. `parts` make the body for Triton, where the answer is nothing but text, and `question` the same for
+    the native relay. `own_headers` are those of its answers: the warnings of the request and of its translation;
+    `stream_lines` are them and all else in the head of a stream that is the same each time.
     """
 
     request: _Request
@@ -238,9 +244,11 @@ class Form(Generic[_Request]):
     sampling: Mapping[str, Any]
     inputs: Mapping[str, Any]
     warnings: list[str]
-    all_warnings: list[str]
+    own_headers: list[Header]
+    stream_lines: bytes
     places: Mapping[str, str]
     parts: BodyParts | None
+    question: "NativeQuestion | None"
 
     def ask(self, prompt: str, key: Key) -> Ask:
         return _ask(self.request.model, self.model, 1, len(prompt) // 4, self.sampling, key)
@@ -342,9 +350,11 @@ class GenerateRoute(Generic[_Request]):
         """Do it, and tell the client and `record` of what goes wrong before anything was sent."""
         try:
             await work
-        except ClientGone:
+        except ClientGone as error:
+            forget_where(error)
             record.status = CLIENT_GONE
         except ApiError as error:
+            forget_where(error)
             record.error = error
             await send_error(send, error)
         except TimeoutError:
@@ -424,6 +434,7 @@ class GenerateRoute(Generic[_Request]):
             asked = GenerateRequest("", sampling, add_special_tokens=special, inputs=plan.inputs)
             context_len = plan.model.max_model_len or plan.model.trained_len
             parts = BodyParts.of(plan.contract.backend, asked, context_len)
+        own_headers = warning_headers(plan.warnings + translation.warnings)
         return Form(
             request,
             plan.model,
@@ -432,9 +443,11 @@ class GenerateRoute(Generic[_Request]):
             plan.sampling,
             plan.inputs,
             plan.warnings,
-            plan.warnings + translation.warnings,
+            own_headers,
+            head_lines([*STREAM_HEADERS, *own_headers]),
             translation.places(0),
             parts,
+            None if parts is None else native_question(parts),
         )
 
     async def _answer(
@@ -457,8 +470,9 @@ class GenerateRoute(Generic[_Request]):
                 lease = await entry.wait()
             record.entered(lease.upstream.name, plan.generations, lease.queue_seconds)
             await self.served(plan, record, lease, course, send, client)
-        except (ClientGone, OSError):
+        except (ClientGone, OSError) as error:
             # OSError: a send after the client is gone, as ASGI servers raise it.
+            forget_where(error)
             record.status = CLIENT_GONE
         finally:
             watcher.cancel()

@@ -25,8 +25,22 @@ STREAM_HEADERS: tuple[Header, ...] = (EVENT_STREAM, (b"cache-control", b"no-cach
 _MAX_WARNING_BYTES = 2048
 
 
+def head_lines(headers: Iterable[Header]) -> bytes:
+    """Of a head, each with its end."""
+    return b"".join([b"%b: %b\r\n" % header for header in headers])
+
+
 class ClientGone(Exception):
     """The client closed the connection before its answer was complete."""
+
+
+def forget_where(error: BaseException) -> None:
+    """It ends a request: where it was raised, and whatever else was raised on the way. All that the request had is
+    known there, and what it had knows the error, so that only the garbage collector would find that it is over."""
+    at: BaseException | None = error
+    while at is not None:
+        at.__traceback__ = None
+        at = at.__cause__ or at.__context__
 
 
 class Sink(Protocol):

@@ -16,12 +16,14 @@ from gateway.observe import metrics
 from gateway.observe.record import Record
 from gateway.openai import sse
 from gateway.output.answer import Answer
+from gateway.triton.contract import BodyParts
 from gateway.triton.generate import Borrower
 from gateway.triton.generation import Lent
 from gateway.triton.upstreams import Upstreams
 
 if TYPE_CHECKING:
     from gateway_relay import Outcome, Stream
+    from gateway_relay import Question as NativeQuestion
     from gateway_relay import Relay as NativeRelay
     from gateway_relay import Telling as NativeTelling
 
@@ -47,6 +49,7 @@ class Relay:
         self.native: NativeRelay | None = None
         self.streams: dict[int, Relayed] = {}
         """By their numbers."""
+        self._is_flushed = True
 
     def open(self) -> None:
         try:
@@ -86,6 +89,19 @@ class Relay:
             if (relayed := self.streams.get(number)) is not None:
                 relayed.go_on()
 
+    def asked(self) -> None:
+        """Its thread hears of what it is to ask at the end of the loop's turn, since to wake it costs something; of
+        many before."""
+        assert self.native is not None
+        if self._is_flushed and self.native.is_due:
+            self._is_flushed = False
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._is_flushed = True
+        if self.native is not None and self.native.is_due:
+            self.native.flush()
+
     def stop(self, stream: "Stream") -> "Outcome":
         """From here on it touches neither the client nor the upstream."""
         assert self.native is not None
@@ -100,6 +116,15 @@ def native_telling(telling: sse.Telling | None) -> "NativeTelling | None":
     except ImportError:
         return None
     return None if telling is None else NativeTelling(*telling)
+
+
+def native_question(parts: BodyParts) -> "NativeQuestion | None":
+    """Of requests with such bodies; None without the relay."""
+    try:
+        from gateway_relay import Question as NativeQuestion
+    except ImportError:
+        return None
+    return NativeQuestion(*parts)
 
 
 def write_rest(client: asyncio.Transport, unsent: bytes) -> None:
@@ -119,6 +144,8 @@ class Errand:
     `request` goes to one of `upstreams`, which know one; `head` and events that begin with `identity`, as `telling`
     says, to `client`.
     """
+
+    __slots__ = ("_client", "_connects", "_counted", "_lease", "_relay", "_stream", "_upstreams", "go_on")
 
     def __init__(
         self,
@@ -147,6 +174,7 @@ class Errand:
         self._counted = 0
         self.go_on = over
         relay.streams[self._stream.number] = self
+        relay.asked()
         self._connects = self._stream.is_connecting
         if self._connects:
             upstreams.watch(self)

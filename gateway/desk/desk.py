@@ -135,7 +135,7 @@ class Desk:
 
     def enter(self, owner: Owner, number: int, ask: Ask) -> None:
         """`granted` or `refused` follows, perhaps at once."""
-        model = self._version(ask)
+        model = self._version(ask) if self.weights else ask.model
         if not self.table.is_ready(model):
             owner.refused(number, self._not_ready(ask.name, model))
             return

@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from gateway.desk.ask import Ask, State
 from gateway.openai.errors import ApiError, bad_request, unavailable
@@ -59,6 +59,14 @@ class Upstream:
     paths: Paths
 
 
+class Place(NamedTuple):
+    """Where a request goes: Triton's name of a model at an instance, and what that takes."""
+
+    upstream: Upstream
+    model: str
+    contract: ModelContract
+
+
 class Lease:
     """A place at an instance. Whoever holds it counts the tokens that come in `tokens`, and calls `leave` at the end.
     `meter` brings that up to date, where they are counted elsewhere.
@@ -83,7 +91,7 @@ class Lease:
         "was_moved",
     )
 
-    def __init__(self, front: "Front", number: int, queue_seconds: float, instance: str, model: str) -> None:
+    def __init__(self, front: "Front", number: int, queue_seconds: float, place: Place) -> None:
         self._front = front
         self._running: Running | None = None
         self._moving: asyncio.Future[bool] | bool | None = None
@@ -91,11 +99,10 @@ class Lease:
         self.number = number
         self.queue_seconds = queue_seconds
         self.was_moved = False
-        self.put(instance, model)
+        self.put(place)
 
-    def put(self, instance: str, model: str) -> None:
-        self.upstream, self.contract = self._front.place(instance, model)
-        self.model = model
+    def put(self, place: Place) -> None:
+        self.upstream, self.model, self.contract = place
         self.tokens = self.tokens_told = 0
         self.problem = ""
 
@@ -152,6 +159,8 @@ class Lease:
 class Entry:
     """A request on its way in: `lease` if it is in already; else `wait`."""
 
+    __slots__ = ("_arrived", "_decided", "_error", "_front", "_number", "_on_decided", "lease")
+
     def __init__(self, front: "Front", number: int) -> None:
         self._front = front
         self._number = number
@@ -193,8 +202,8 @@ class Entry:
             self._front.abandon(self._number)
             self._wake()
 
-    def grant(self, instance: str, model: str) -> Lease:
-        self.lease = Lease(self._front, self._number, time.monotonic() - self._arrived, instance, model)
+    def grant(self, place: Place) -> Lease:
+        self.lease = Lease(self._front, self._number, time.monotonic() - self._arrived, place)
         self._wake()
         return self.lease
 
@@ -286,11 +295,6 @@ class Front:
 
     # For leases and entries
 
-    def place(self, instance: str, model: str) -> tuple[Upstream, ModelContract]:
-        contract = self.table.instances[instance].targets[model].contract
-        assert contract is not None
-        return self._upstream(instance), contract
-
     def abandon(self, number: int) -> None:
         self._leases.pop(number, None)
         self._entries.pop(number, None)
@@ -305,9 +309,9 @@ class Front:
     def granted(self, number: int, instance: str, model: str) -> None:
         entry = self._entries.pop(number, None)
         if entry is not None:
-            self._leases[number] = entry.grant(instance, model)
+            self._leases[number] = entry.grant(self._place(instance, model))
         elif lease := self._leases.get(number):
-            lease.put(instance, model)
+            lease.put(self._place(instance, model))
             lease.moved(is_granted=True)
 
     def refused(self, number: int, error: ApiError) -> None:
@@ -356,9 +360,12 @@ class Front:
             if known is None or known.current != current:
                 self.weights[name] = Weights(current)
 
-    def _upstream(self, instance: str) -> Upstream:
-        url = self.table.instances[instance].url
-        known = self._upstreams.get(instance)
-        if known is None or known[0] != url:
-            known = self._upstreams[instance] = url, Upstream(instance, Paths(instance, self._connections(url)))
-        return known[1]
+    def _place(self, name: str, model: str) -> Place:
+        instance = self.table.instances[name]
+        contract = instance.targets[model].contract
+        assert contract is not None
+        known = self._upstreams.get(name)
+        if known is None or known[0] != instance.url:
+            paths = Paths(name, self._connections(instance.url))
+            known = self._upstreams[name] = instance.url, Upstream(name, paths)
+        return Place(known[1], model, contract)

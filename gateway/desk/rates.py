@@ -61,6 +61,8 @@ class Rates:
 
     def admit(self, key: str, limits: Limits, tokens: int, now: float) -> Exceeded | None:
         """Charge one request and its estimated `tokens`, or say why not and charge nothing."""
+        if limits is UNLIMITED and not self._requests and not self._tokens:
+            return None
         requests = _filled(self._requests, key, limits.requests_per_minute, now)
         budget = _filled(self._tokens, key, limits.tokens_per_minute, now)
         if requests is None and budget is None:

@@ -71,6 +71,10 @@ class Record:
     """Whether it was within the service level, once finished; None for those that it is not asked of."""
     span: Any = None
     """Of `gateway.observe.tracing`, where that is on."""
+    _last: list[float]
+    """When tokens last came, of each choice, once it has `entered`."""
+    _tally: list[int] | None = None
+    """Of the times between tokens; None before any."""
     _gaps = 0
     _gap_sum = 0.0
     _in_flight: Gauge | None = None
@@ -85,8 +89,6 @@ class Record:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.is_probe = self.path in OPEN_PATHS
-        self._last: list[float] = []
-        self._tally: list[int] = []
 
     @property
     def header(self) -> Header:
@@ -107,7 +109,6 @@ class Record:
         self.instance = instance
         self.choices = generations
         self._last = [0.0] * generations
-        self._tally = [0] * (len(metrics.GAPS) + 1)
         self._meter = meter(self.model, instance, self.key.name)
         self._meter.queue_wait.observe(queue_seconds)
         self._count_in_flight()
@@ -153,6 +154,8 @@ class Record:
         self._last[choice] = now
         if last:
             gap = now - last
+            if self._tally is None:
+                self._tally = [0] * (len(metrics.GAPS) + 1)
             self._tally[bisect_left(metrics.GAPS, gap / count)] += count
             self._gaps += count
             self._gap_sum += gap
@@ -173,7 +176,8 @@ class Record:
     def gaps(self, choice: int, tally: Sequence[int], gap_sum: float, last: float) -> None:
         """Times between tokens of a choice that came after its first by another way, counted there as `tokens` does
         it."""
-        self._tally = [mine + theirs for mine, theirs in zip(self._tally, tally, strict=True)]
+        before = self._tally
+        self._tally = list(tally) if before is None else [a + b for a, b in zip(before, tally, strict=True)]
         self._gap_sum += gap_sum
         self._gaps += sum(tally)
         self._last[choice] = last
@@ -243,7 +247,7 @@ class Record:
         ends.prompt_tokens.inc(self.prompt_tokens)
         ends.completion_tokens.inc(self.completion_tokens)
         gaps = of.gaps
-        if self._gaps:
+        if self._tally is not None:
             gaps.add(self._tally, self._gap_sum)
         if self.parser_failures:
             metrics.parser_failures_total.labels(self.model).inc(self.parser_failures)

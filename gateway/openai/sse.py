@@ -28,7 +28,7 @@ def error_event(error: ApiError) -> bytes:
 
 
 class Telling(NamedTuple):
-    """The events of an answer of one choice that is nothing but text, each without its beginning, the `identity`:
+    """The events of an answer of one choice that is nothing but text, each without its beginning, the `Identity`:
     ahead of the first text, around a text, around the reason of the end, around the usage (none where it is not
     wanted). `end`: behind all, whole."""
 
@@ -42,9 +42,15 @@ class Telling(NamedTuple):
     end: bytes
 
 
-def identity(kind: str, answer_id: str, created: int, model: str) -> bytes:
-    """How each event of an answer begins."""
-    return b"data: " + orjson.dumps({"id": answer_id, "object": kind, "created": created, "model": model})[:-1]
+class Identity:
+    """How each event of an answer begins, for all answers of one model."""
+
+    def __init__(self, kind: str, model: str) -> None:
+        self._kind, self._model = orjson.dumps(kind), orjson.dumps(model)
+
+    def of(self, answer_id: str, created: int) -> bytes:
+        named = orjson.dumps(answer_id), self._kind, created, self._model
+        return b'data: {"id":%b,"object":%b,"created":%d,"model":%b' % named
 
 
 class _Stream:
@@ -59,7 +65,7 @@ class _Stream:
     _nothing: bytes  # The member of a choice that adds no text.
 
     def __init__(self, answer_id: str, created: int, model: str, *, usage_last: bool, usage_always: bool) -> None:
-        self._head = identity(self.kind, answer_id, created, model)
+        self._head = Identity(self.kind, model).of(answer_id, created)
         self._choice = self._head + b',"choices":[{"index":'
         self.usage_always = usage_always
         self._usage_last = usage_last

@@ -4,7 +4,7 @@ A *target* is one model on one instance. The table is filled by the desk (`gatew
 its own has a copy of what does not change with every request (`Table.snapshot`). Values only, no I/O.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,11 +77,17 @@ class Table:
     def __init__(self) -> None:
         self.instances: dict[str, Instance] = {}
         self.models: set[str] = set()
+        self._targets: dict[str, list[Target]] = {}
+        """By model, as far as they were asked for since the table last changed."""
 
-    def targets(self, model: str) -> list[Target]:
-        if model not in self.models:
-            return []
-        return [target for instance in self.instances.values() if (target := instance.targets.get(model)) is not None]
+    def targets(self, model: str) -> Sequence[Target]:
+        found = self._targets.get(model)
+        if found is None:
+            found = []
+            if model in self.models:
+                found += [one.targets[model] for one in self.instances.values() if model in one.targets]
+                self._targets[model] = found
+        return found
 
     def is_ready(self, model: str) -> bool:
         return self._open(model) is not None
@@ -121,6 +127,7 @@ class Table:
         gone = [name for name, one in self.instances.items() if one.removed and not one.in_flight]
         for name in gone:
             del self.instances[name]
+        self._targets.clear()
         return gone
 
     def set_models(self, models: set[str]) -> None:
@@ -159,6 +166,7 @@ class Table:
         """Become what `snapshot` says."""
         self.instances = {}
         self.models = set()
+        self._targets.clear()
         for one in snapshot:
             instance = Instance(one["name"], one["url"], one["draining"])
             for model, target in one["targets"].items():

@@ -66,8 +66,8 @@ class Connections:
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._path = parts.path.rstrip("/")
         self._netloc = parts.netloc
-        self._begins: dict[str, bytes] = {}
-        """Of heads, by their paths: a few for each model."""
+        self._heads: dict[str, bytes] = {}
+        """Their first lines, by their paths: a few for each model."""
         self.connect_timeout = connect_timeout
         self._idle: list[_Connection] = []
         self._closing_idle: asyncio.TimerHandle | None = None
@@ -76,21 +76,18 @@ class Connections:
     def call(self, path: str, body: bytes, headers: bytes = b"", *, is_lasting: bool = False) -> "Call":
         """A `POST` that is sent when its head is awaited; `headers` are further lines of it, each with its end. One
         that is to last gets a connection of its own, which ends with it."""
-        head = self._head(path, len(body), headers)
+        head = b"%bContent-Length: %d\r\n%b\r\n" % (self.head(path), len(body), headers)
         is_long = len(body) > _SENT_AT_ONCE
         return Call(self, head if is_long else head + body, body if is_long else b"", is_lasting=is_lasting)
 
-    def request(self, path: str, body: bytes, headers: bytes = b"") -> bytes:
-        """The same as bytes."""
-        return self._head(path, len(body), headers) + body
-
-    def _head(self, path: str, size: int, headers: bytes) -> bytes:
-        begin = self._begins.get(path)
-        if begin is None:
-            begin = self._begins[path] = (
+    def head(self, path: str) -> bytes:
+        """The first lines of a `POST`, up to its length."""
+        head = self._heads.get(path)
+        if head is None:
+            head = self._heads[path] = (
                 f"POST {self._path}{path} HTTP/1.1\r\nHost: {self._netloc}\r\nContent-Type: application/json\r\n"
             ).encode()
-        return b"%bContent-Length: %d\r\n%b\r\n" % (begin, size, headers)
+        return head
 
     def take_idle(self) -> "_Connection | None":
         while self._idle:
@@ -468,8 +465,9 @@ class _Connection(asyncio.Protocol):
 
     def close(self) -> None:
         self._unsent = _NOTHING
-        if self._borrower is not None:
-            self._borrower.stop()
+        borrower, self._borrower = self._borrower, None
+        if borrower is not None:
+            borrower.stop()
         # abort, not close: a request body that is still being written must not keep the socket open.
         if self._transport is not None:
             self._transport.abort()

@@ -74,17 +74,18 @@ class Paths:
         where = self._instance, self._connections, model
         return Generation(*where, contract.backend, body, (), places, counter, headers)
 
-    def relayed(self, model: str, contract: ModelContract, batched_egress: BatchedEgress) -> Upstreams | None:
-        """What the native relay may ask for one that would be `by_itself`; None where it cannot."""
+    def relayed(
+        self, model: str, contract: ModelContract, batched_egress: BatchedEgress
+    ) -> tuple[Upstreams, bytes] | None:
+        """What the native relay asks for one that would be `by_itself`, and the first lines of its request; None where
+        it cannot."""
         upstreams = self._connections.upstreams
         if upstreams is None or not upstreams.is_known():
             return None
-        return None if self._subscription(model, contract, batched_egress) is not None else upstreams
-
-    def request(self, model: str, body: bytes, headers: bytes) -> bytes:
-        """What the relay sends for it."""
+        if self._subscription(model, contract, batched_egress) is not None:
+            return None
         _counter(model, self._instance, "per_request").inc()
-        return self._connections.request(path_of(model), body, headers)
+        return upstreams, self._connections.head(path_of(model))
 
     def taken_over(
         self, model: str, contract: ModelContract, places: Mapping[str, str], counter: Counter

@@ -6,6 +6,7 @@ Optional: the gateway does the same without it. What each thing does is said in 
 from gateway_relay._native import (
     Outcome,
     ProtocolError,
+    Question,
     Relay,
     ResponseParser,
     Stream,
@@ -18,6 +19,7 @@ from gateway_relay._native import (
 __all__ = [
     "Outcome",
     "ProtocolError",
+    "Question",
     "Relay",
     "ResponseParser",
     "Stream",

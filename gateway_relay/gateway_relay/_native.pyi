@@ -138,6 +138,13 @@ class Telling:
         """`begin`: ahead of the first text. `before` and `after` stand around a text, the others around the reason of
         the end and around the usage; `usage_before` is empty where that is not wanted. `end`: behind all, whole."""
 
+class Question:
+    """What Triton is asked in requests of one form: bodies in three parts, around the answer's name and the prompt."""
+
+    def __init__(self, begin: bytes, middle: bytes, end: bytes) -> None: ...
+    def request(self, head: bytes, headers: bytes, id: str, prompt: str) -> bytes:
+        """Of HTTP/1.1. `head` are its first lines, `headers` those behind the length; each line has its end."""
+
 class Relay:
     """A thread that moves any number of streams."""
 
@@ -157,7 +164,13 @@ class Relay:
         self, upstreams: Upstreams, request: bytes, client: int, head: bytes, identity: bytes, telling: Telling
     ) -> Stream:
         """Send `request` to one of `upstreams`, and tell the answer to `client` as a stream of HTTP/1.1: `head`, and
-        chunks of events that begin with `identity`. Raises `OSError`; as for the rest, see `start`."""
+        chunks of events that begin with `identity`. The thread asks where a connection is to be made, or many have come
+        at once; of that it may not hear before `flush`. Raises `OSError`; as for the rest, see `start`."""
+    @property
+    def is_due(self) -> bool:
+        """Whether there is something to `flush`."""
+    def flush(self) -> None:
+        """Tell the thread what it is to ask."""
     def stop(self, stream: Stream) -> Outcome:
         """From here on neither socket of a stream is touched. What came of it is for the first caller. A request that
         was asked and has not ended by itself is given up."""

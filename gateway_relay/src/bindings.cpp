@@ -5,12 +5,14 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <memory>
 #include <optional>
 
+#include "question.hpp"
 #include "relay.hpp"
 #include "request.hpp"
 #include "response.hpp"
@@ -20,7 +22,9 @@ namespace nb = nanobind;
 
 namespace {
 
-std::string text_of(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
+std::string_view view_of(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
+
+std::string text_of(const nb::bytes& bytes) { return std::string(view_of(bytes)); }
 
 nb::bytes bytes_of(std::string_view text) { return nb::bytes(text.data(), text.size()); }
 
@@ -59,15 +63,14 @@ nb::object chat_of(std::string_view body) {
 bool is_kept(std::string_view name, const std::optional<nb::tuple>& kept) {
     return !kept || std::any_of(kept->begin(), kept->end(), [name](nb::handle one) {
         const auto wanted = nb::cast<nb::bytes>(one);
-        return name == std::string_view(wanted.c_str(), wanted.size());
+        return name == view_of(wanted);
     });
 }
 
 nb::object request_of(
     const nb::bytes& bytes, const nb::bytes& path, std::size_t longest, const std::optional<nb::tuple>& kept) {
     request::Head head;
-    const std::string_view data(bytes.c_str(), bytes.size());
-    switch (request::read_head(data, {path.c_str(), path.size()}, longest, head)) {
+    switch (request::read_head(view_of(bytes), view_of(path), longest, head)) {
         case request::Verdict::kOther: return nb::bool_(false);
         case request::Verdict::kMore: return nb::bool_(true);
         case request::Verdict::kFound: break;
@@ -101,6 +104,7 @@ nb::list taken(response::Parser& parser, std::size_t most) {
 
 NB_MODULE(_native, module) {
     using relay::Outcome;
+    using relay::Question;
     using relay::Relay;
     using relay::Stream;
     using relay::Telling;
@@ -122,7 +126,7 @@ NB_MODULE(_native, module) {
         "read_head", &request_of, nb::arg("data"), nb::arg("path"), nb::arg("longest"),
         nb::arg("kept").none() = nb::none());
     module.def(
-        "read_chat", [](const nb::bytes& body) { return chat_of({body.c_str(), body.size()}); }, nb::arg("body"));
+        "read_chat", [](const nb::bytes& body) { return chat_of(view_of(body)); }, nb::arg("body"));
 
     nb::exception<response::ProtocolError>(module, "ProtocolError");
     using response::Parser;
@@ -131,7 +135,7 @@ NB_MODULE(_native, module) {
             "__init__",
             [](Parser* self, std::size_t event, std::size_t head) { new (self) Parser({event, head}); },
             nb::arg("longest_event"), nb::arg("longest_head"))
-        .def("feed", [](Parser& self, const nb::bytes& data) { self.feed({data.c_str(), data.size()}); }, nb::arg("data"))
+        .def("feed", [](Parser& self, const nb::bytes& data) { self.feed(view_of(data)); }, nb::arg("data"))
         .def("eof", &Parser::eof)
         .def("take", &taken, nb::arg("most"))
         .def_ro("status", &Parser::status)
@@ -191,6 +195,19 @@ NB_MODULE(_native, module) {
             nb::arg("begin"), nb::arg("before"), nb::arg("after"), nb::arg("finish_before"), nb::arg("finish_after"),
             nb::arg("usage_before"), nb::arg("usage_after"), nb::arg("end"));
 
+    nb::class_<Question>(module, "Question")
+        .def(
+            "__init__",
+            [](Question* self, const nb::bytes& begin, const nb::bytes& middle, const nb::bytes& end) {
+                new (self) Question{text_of(begin), text_of(middle), text_of(end)};
+            },
+            nb::arg("begin"), nb::arg("middle"), nb::arg("end"))
+        .def(
+            "request",
+            [](const Question& self, const nb::bytes& head, const nb::bytes& headers, std::string_view id,
+               std::string_view prompt) { return bytes_of(self.request(view_of(head), view_of(headers), id, prompt)); },
+            nb::arg("head"), nb::arg("headers"), nb::arg("id"), nb::arg("prompt"));
+
     nb::class_<Relay>(module, "Relay")
         .def(nb::init<std::vector<double>>(), nb::arg("bounds"))
         .def("fileno", &Relay::ended_descriptor)
@@ -205,11 +222,13 @@ NB_MODULE(_native, module) {
             [](Relay& self, const SharedUpstreams& upstreams, const nb::bytes& request, int client,
                const nb::bytes& head, const nb::bytes& identity, const SharedTelling& telling) {
                 return self.ask(
-                    upstreams.shared, {request.c_str(), request.size()}, client,
+                    upstreams.shared, view_of(request), client,
                     {text_of(head), text_of(identity), telling.shared});
             },
             nb::arg("upstreams"), nb::arg("request"), nb::arg("client"), nb::arg("head"), nb::arg("identity"),
             nb::arg("telling"))
+        .def_prop_ro("is_due", &Relay::is_due)
+        .def("flush", &Relay::flush)
         .def("stop", &Relay::stop, nb::arg("stream"))
         .def("ended", &Relay::ended)
         .def("poll_fileno", &Relay::poll_descriptor)

@@ -17,6 +17,10 @@ namespace {
 
 /// From so many tokens on an answer is the thread's.
 constexpr std::int64_t kShort = 4;
+/// Of requests that come at once so many are asked at once; the rest is the thread's.
+constexpr std::size_t kAtOnce = 32;
+/// Whoever asks wakes the thread once for so many requests: that costs as much as a quarter of one.
+constexpr std::size_t kTogether = 4;
 
 /// Of the descriptors that are no stream's: that which ends the thread, and that which tells it of `asked_`.
 constexpr std::uint64_t kQuit = 0, kAsked = 1;
@@ -25,6 +29,11 @@ void ring(int event) {
     const std::uint64_t one = 1;
     // It cannot fail but for a counter that is full, which rings as well.
     [[maybe_unused]] const ssize_t written = write(event, &one, sizeof one);
+}
+
+void answer_ring(int event) {
+    std::uint64_t rung = 0;
+    [[maybe_unused]] const ssize_t size = read(event, &rung, sizeof rung);
 }
 
 }  // namespace
@@ -58,9 +67,11 @@ Relay::Relay(std::vector<double> bounds)
 
 Relay::~Relay() { close(); }
 
-/// Once it is in the table, where it is looked for as soon as its first step is due.
-void Relay::begin(const std::shared_ptr<Stream>& stream) {
+std::shared_ptr<Stream> Relay::start(int upstream, int client, Frame frame, double last) {
+    auto stream =
+        std::make_shared<Stream>(++last_number_, epoll_, upstream, client, std::move(frame), last, bounds_);
     {
+        // Ahead of its first step, for which it is looked for there.
         const std::lock_guard lock(mutex_);
         streams_.emplace(stream->number, stream);
     }
@@ -70,35 +81,36 @@ void Relay::begin(const std::shared_ptr<Stream>& stream) {
         stop(*stream);
         throw;
     }
-}
-
-std::shared_ptr<Stream> Relay::start(int upstream, int client, Frame frame, double last) {
-    auto stream =
-        std::make_shared<Stream>(++last_number_, epoll_, upstream, client, std::move(frame), last, bounds_);
-    begin(stream);
     return stream;
 }
 
 std::shared_ptr<Stream> Relay::ask(
     std::shared_ptr<Upstreams> upstreams, std::string_view request, int client, Script script) {
     Upstreams::Socket kept = upstreams->take();
-    const bool is_kept = kept != nullptr;
+    const bool is_own = kept != nullptr && unpolled_ < kAtOnce;
     auto stream = std::make_shared<Stream>(
-        ++last_number_, is_kept ? own_epoll_ : epoll_, std::move(upstreams), std::move(kept), request, client,
+        ++last_number_, is_own ? own_epoll_ : epoll_, std::move(upstreams), std::move(kept), request, client,
         std::move(script), bounds_);
-    if (is_kept) {
-        begin(stream);
-        return stream;
-    }
-    bool is_first = false;
+    bool is_due = false;
     {
         const std::lock_guard lock(mutex_);
         streams_.emplace(stream->number, stream);
-        is_first = asked_.empty();
-        asked_.push_back(stream);
+        if (!is_own) {
+            asked_.push_back(stream);
+            is_due = ++unrung_ == kTogether;
+        }
     }
-    if (is_first) ring(asked_event_.number());
+    if (is_due) flush();
+    if (is_own) {
+        ++unpolled_;
+        if (stream->ask()) have_ended({stream->number});
+    }
     return stream;
+}
+
+void Relay::flush() {
+    unrung_ = 0;
+    ring(asked_event_.number());
 }
 
 Outcome Relay::stop(Stream& stream) {
@@ -110,8 +122,7 @@ Outcome Relay::stop(Stream& stream) {
 }
 
 std::vector<std::uint64_t> Relay::ended() {
-    std::uint64_t rung = 0;
-    [[maybe_unused]] const ssize_t size = read(ended_event_.number(), &rung, sizeof rung);
+    answer_ring(ended_event_.number());
     const std::lock_guard lock(mutex_);
     return std::exchange(ended_, {});
 }
@@ -120,6 +131,7 @@ std::vector<std::uint64_t> Relay::poll() {
     std::array<epoll_event, 64> events;
     const int count = epoll_wait(own_epoll_->number(), events.data(), static_cast<int>(events.size()), 0);
     std::vector<std::uint64_t> numbers;
+    unpolled_ = 0;
     if (count <= 0) return numbers;
     for (const auto& stream : found({events.data(), static_cast<std::size_t>(count)})) {
         bool has_ended = stream->step(own_workspace_);
@@ -139,37 +151,41 @@ void Relay::run() {
     pthread_setname_np(pthread_self(), "relay");
     Workspace workspace;
     std::array<epoll_event, 256> events;
+    bool has_more = false;
     for (;;) {
-        const int count = epoll_wait(epoll_->number(), events.data(), static_cast<int>(events.size()), -1);
-        if (count <= 0) continue;
+        const int count =
+            epoll_wait(epoll_->number(), events.data(), static_cast<int>(events.size()), has_more ? 0 : -1);
+        if (count < 0) continue;
         const std::span<const epoll_event> ready(events.data(), static_cast<std::size_t>(count));
         const auto has = [&ready](std::uint64_t number) {
             return std::any_of(ready.begin(), ready.end(), [number](const auto& one) { return one.data.u64 == number; });
         };
         if (has(kQuit)) return;
+        if (has(kAsked)) answer_ring(asked_event_.number());
         std::vector<std::uint64_t> ended;
         for (const auto& stream : found(ready))
             if (stream->step(workspace)) ended.push_back(stream->number);
-        if (has(kAsked)) connect(ended);
+        has_more = ask_some(ended);
         if (!ended.empty()) have_ended(ended);
     }
 }
 
-/// For those that need a connection, a few at a time: others wait. Adds those of them that have `ended`.
-void Relay::connect(std::vector<std::uint64_t>& ended) {
-    constexpr std::size_t kAtOnce = 16;
+/// A few at a time: others wait. Adds those of them that have `ended`; true if there are more.
+bool Relay::ask_some(std::vector<std::uint64_t>& ended) {
+    constexpr std::size_t kSome = 16;
     Streams streams;
+    bool has_more = false;
     {
         const std::lock_guard lock(mutex_);
-        for (; !asked_.empty() && streams.size() < kAtOnce; asked_.pop_front())
+        for (; !asked_.empty() && streams.size() < kSome; asked_.pop_front())
             streams.push_back(std::move(asked_.front()));
-        if (asked_.empty()) {
-            std::uint64_t rung = 0;
-            [[maybe_unused]] const ssize_t size = read(asked_event_.number(), &rung, sizeof rung);
-        }
+        has_more = !asked_.empty();
+        // What is here now it need not be told of.
+        unrung_ = 0;
     }
     for (const auto& stream : streams)
-        if (stream->connect()) ended.push_back(stream->number);
+        if (stream->ask()) ended.push_back(stream->number);
+    return has_more;
 }
 
 void Relay::have_ended(const std::vector<std::uint64_t>& numbers) {

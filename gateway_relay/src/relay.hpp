@@ -1,5 +1,5 @@
 // All streams, and who moves them: a thread, or for as long as an answer that was asked for here is short, whoever asked.
-// To wake the thread costs more than a short answer does, but less than a new connection.
+// To wake the thread costs more than a short answer does, but less than a new connection, or than many answers at once.
 
 #pragma once
 
@@ -35,10 +35,16 @@ class Relay {
     /// monotonic clock. Throws std::system_error.
     std::shared_ptr<Stream> start(int upstream, int client, Frame frame, double last);
 
-    /// Asks one of `upstreams` with `request`, and tells the answer to `client`, as for `start`. Throws
-    /// std::system_error.
+    /// Asks one of `upstreams` with `request`, and tells the answer to `client`, as for `start`. What the thread is to ask
+    /// it may not hear of before `flush`. Throws std::system_error.
     std::shared_ptr<Stream> ask(
         std::shared_ptr<Upstreams> upstreams, std::string_view request, int client, Script script);
+
+    /// Whether there is something to `flush`.
+    [[nodiscard]] bool is_due() const { return unrung_ != 0; }
+
+    /// Tells the thread what it is to ask.
+    void flush();
 
     /// From here on neither socket of a stream is touched. What came of it is for the first caller.
     Outcome stop(Stream& stream);
@@ -62,9 +68,8 @@ class Relay {
   private:
     using Streams = std::vector<std::shared_ptr<Stream>>;
 
-    void begin(const std::shared_ptr<Stream>& stream);
     void run();
-    void connect(std::vector<std::uint64_t>& ended);
+    bool ask_some(std::vector<std::uint64_t>& ended);
     void have_ended(const std::vector<std::uint64_t>& numbers);
     Streams found(std::span<const epoll_event> events);
 
@@ -80,8 +85,12 @@ class Relay {
     std::atomic<std::uint64_t> last_number_ = 1;
     std::unordered_map<std::uint64_t, std::shared_ptr<Stream>> streams_;
     std::vector<std::uint64_t> ended_;
-    /// Those that need a connection.
+    /// Those that the thread is to ask.
     std::deque<std::shared_ptr<Stream>> asked_;
+    /// How many of these came since it was told of any.
+    std::atomic<std::size_t> unrung_ = 0;
+    /// How many were asked at once since the last `poll`, which is called when their answers come.
+    std::size_t unpolled_ = 0;
     std::thread thread_;
 };
 

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdint>
-#include <cstring>
 
 #include "http.hpp"
+#include "json_text.hpp"
 #include "utf8.hpp"
 
 namespace request {
@@ -35,22 +35,6 @@ bool read_header(std::string_view line, Head& head) {
     return true;
 }
 
-/// How many bytes at the beginning stand for themselves in a JSON string. Eight at a time: this is most of a request.
-std::size_t plain_length(std::string_view text) {
-    constexpr std::uint64_t kOnes = 0x0101010101010101, kHighs = 0x8080808080808080;
-    const auto has_zero = [](std::uint64_t bytes) { return (bytes - kOnes) & ~bytes & kHighs; };
-    std::size_t at = 0;
-    while (at + 8 <= text.size()) {
-        std::uint64_t bytes;
-        std::memcpy(&bytes, text.data() + at, 8);
-        const std::uint64_t controls = (bytes - kOnes * 0x20) & ~bytes & kHighs;
-        if (controls | has_zero(bytes ^ kOnes * '"') | has_zero(bytes ^ kOnes * '\\')) break;
-        at += 8;
-    }
-    while (at < text.size() && static_cast<unsigned char>(text[at]) >= 0x20 && text[at] != '"' && text[at] != '\\') ++at;
-    return at;
-}
-
 /// Reads JSON from the front. Every `read_…` returns false where that is not what stands there.
 class Reader {
    public:
@@ -77,7 +61,7 @@ class Reader {
         const std::size_t begin = ++at_;
         is_escaped = false;
         while (true) {
-            at_ += plain_length(text_.substr(at_));
+            at_ += json_text::plain_length(text_.substr(at_));
             if (at_ == text_.size()) return false;
             if (text_[at_] == '"') {
                 content = text_.substr(begin, at_ - begin);

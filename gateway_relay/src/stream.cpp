@@ -60,18 +60,13 @@ Stream::Stream(
     std::string_view request, int client, Script script, Bounds bounds)
     : number(number),
       epoll_(std::move(epoll)),
-      ask_(Ask{std::move(upstreams), std::move(kept), std::move(script), {}, monotonic_seconds()}),
+      ask_(Ask{std::move(upstreams), std::move(kept), std::move(script), std::string(request), monotonic_seconds()}),
       upstream_(ask_->socket == nullptr ? -1 : ask_->socket->number()),
       client_(std::in_place, fcntl(client, F_DUPFD_CLOEXEC, 0), "fcntl"),
       frame_{ask_->script.identity + ask_->script.telling->before, ask_->script.telling->after},
       bounds_(std::move(bounds)) {
     outcome_.tally.resize(bounds_->size() + 1);
     is_connecting = ask_->socket == nullptr;
-    if (is_connecting) {
-        ask_->unsent = request;
-    } else {
-        send_request(request);
-    }
 }
 
 Stream::~Stream() { stop(); }
@@ -81,15 +76,17 @@ void Stream::begin() {
     if (!go_on()) throw std::system_error(errno, std::generic_category(), "epoll_ctl");
 }
 
-bool Stream::connect() {
+bool Stream::ask() {
     const std::lock_guard lock(mutex_);
     if (state_ == State::kEnded) return false;
-    try {
-        ask_->socket = ask_->upstreams->connect();
-    } catch (const std::system_error&) {
-        return end();
+    if (ask_->socket == nullptr) {
+        try {
+            ask_->socket = ask_->upstreams->connect();
+        } catch (const std::system_error&) {
+            return end();
+        }
+        upstream_ = ask_->socket->number();
     }
-    upstream_ = ask_->socket->number();
     return !(send_request(std::string(std::move(ask_->unsent))) && go_on()) && end();
 }
 

@@ -79,8 +79,8 @@ class Stream {
     /// std::system_error.
     Stream(std::uint64_t number, Epoll epoll, int upstream, int client, Frame frame, double last, Bounds bounds);
 
-    /// Sends `request` and tells the answer by `script`, as of `Relay::ask`: at once on a `kept` connection of
-    /// `upstreams`, or once it was told to `connect`. Throws std::system_error.
+    /// Sends `request` once it was told to `ask`, on a `kept` connection of `upstreams` or a new one, and tells the answer
+    /// by `script`, as of `Relay::ask`. Throws std::system_error.
     Stream(
         std::uint64_t number, Epoll epoll, std::shared_ptr<Upstreams> upstreams, Upstreams::Socket kept,
         std::string_view request, int client, Script script, Bounds bounds);
@@ -91,8 +91,8 @@ class Stream {
     /// Throws std::system_error.
     void begin();
 
-    /// In place of `begin`, for one that needs a connection. True if that cannot be, and the stream has ended.
-    bool connect();
+    /// In place of `begin`, for one that asks. True if that cannot be, and the stream has ended.
+    bool ask();
 
     /// What can be done now that a socket is ready. True if it was the last step: `stop` says how it stands.
     bool step(Workspace& workspace);

@@ -42,7 +42,7 @@ from tests.unit.gateway_relay.test_relay import (
 )
 
 NAMES = 'an "id"\n', 1, "modèle"
-IDENTITY = sse.identity(sse.ChatStream.kind, *NAMES)
+IDENTITY = sse.Identity(sse.ChatStream.kind, NAMES[2]).of(*NAMES[:2])
 WITH_USAGE = sse.ChatStream(*NAMES, usage_last=True, usage_always=False)
 WITHOUT_USAGE = sse.ChatStream(*NAMES, usage_last=False, usage_always=False)
 CLIENT_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -75,7 +75,9 @@ class World:
         self._ended: list[int] = []
 
     def turn(self) -> None:
-        """What an event loop does whenever a descriptor of the relay's is ready."""
+        """What an event loop does at the end of a turn, and whenever a descriptor of the relay's is ready."""
+        if self.relay.is_due:
+            self.relay.flush()
         self._ended += self.relay.poll()
         if is_ready(self.relay, select.POLLIN):
             self._ended += self.relay.ended()
@@ -852,6 +854,7 @@ def test_an_address_of_the_newer_kind(world: World) -> None:
                 world.relay.ask(Upstreams("::1", "1", 1), REQUEST, *given)
             return
         stream = world.relay.ask(Upstreams("::1", str(triton.getsockname()[1]), 1), REQUEST, *given)
+        world.turn()
         connection = stack.enter_context(triton.accept()[0])
         connection.settimeout(60)
         world.wait_until(lambda: not stream.is_connecting)
@@ -1181,6 +1184,47 @@ def test_hundreds_at_once_some_in_the_thread_and_some_not() -> None:
         for one in [stack.enter_context(ask(world)) for _ in range(32)]:
             assert one.port in ports
             finish(one, LONG)
+
+
+@pytest.mark.parametrize("count", [33, 100])
+def test_of_many_that_come_at_once_most_are_the_threads(count: int) -> None:
+    """Also where all connections are there."""
+    with new_world(most=count) as world, ExitStack() as stack:
+        ports = set()
+        for one in [stack.enter_context(ask(world)) for _ in range(count)]:
+            ports.add(one.port)
+            finish(one)
+        asked = [stack.enter_context(ask(world, waits=False)) for _ in range(count)]
+        assert not any(one.stream.is_connecting for one in asked)
+        world.turn()
+        for one in asked:
+            one.read_request()
+            assert one.port in ports
+        for one in asked:
+            one.triton.sendall(ANSWER)
+        # Without anybody's turn.
+        assert wait_for(lambda: is_ready(world.relay, select.POLLIN))
+        for one in asked:
+            one.wait_for_end()
+            assert one.stop().is_finished
+            assert body_of(one.read(), is_finished=True) == plain(ANSWER, WITH_USAGE).body
+
+
+def test_the_thread_is_told_at_the_end_of_a_turn_or_of_some_requests_together() -> None:
+    with new_world() as world, ExitStack() as stack:
+        asked = stack.enter_context(ask(world, waits=False))
+        assert world.relay.is_due
+        world.relay.flush()
+        assert not world.relay.is_due
+        asked.read_request()
+        # Some of these have told it. None is lost.
+        others = [stack.enter_context(ask(world, waits=False)) for _ in range(9)]
+        world.turn()
+        for one in [asked, *others]:
+            if one is not asked:
+                one.read_request()
+            finish(one)
+        assert not world.relay.is_due
 
 
 def test_a_client_over_tcp_gets_the_same(world: World) -> None:

@@ -468,6 +468,7 @@ void ask_one_by_one() {
         const auto ask = [&](const std::string& bytes) {
             Pair client;
             const auto stream = relay.ask(upstreams, kRequest, client.there, kScript);
+            if (relay.is_due()) relay.flush();
             int connection = -1;
             while (connection < 0) connection = triton.next(1000);
             bool has_ended = false;
@@ -579,6 +580,7 @@ void ask_at_once() {
             for (int step = 0; step < 3000; ++step) {
                 std::vector<std::uint64_t> numbers = relay.poll();
                 for (const std::uint64_t number : relay.ended()) numbers.push_back(number);
+                if (relay.is_due() && random() % 4 != 0) relay.flush();
                 const std::lock_guard lock(mutex);
                 for (const auto& one : open) {
                     if (std::find(numbers.begin(), numbers.end(), one->stream->number) != numbers.end()) stop(*one);
@@ -632,6 +634,7 @@ void ask_nobody() {
     const auto upstreams = std::make_shared<Upstreams>("127.0.0.1", port, 1);
     Relay relay({});
     const auto never = relay.ask(upstreams, kRequest, client.there, kScript);
+    relay.flush();
     while (relay.ended().empty()) std::this_thread::yield();
     require(relay.stop(*never).socket == nullptr, "no connection");
     Triton triton;
