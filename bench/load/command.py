@@ -1,6 +1,7 @@
 """`python -m bench load`: flags, progress on the terminal, the report as a table or as JSON."""
 
 import argparse
+import asyncio
 import json
 import os
 import sys
@@ -24,10 +25,15 @@ _SHOWN_ERRORS = 5
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Sends chat requests to an OpenAI-compatible server, reads every stream to its last byte, and shows the times "
-        "as distributions. Exit code 1 if an answer is wrong."
+        "as distributions. Exit code 1 if an answer is wrong, 2 if nobody listens."
     )
     parser.add_argument(
         "--url", required=True, type=url_flag, metavar="URL", help="the server, such as http://127.0.0.1:9000"
+    )
+    parser.add_argument(
+        "--unix-socket",
+        metavar="PATH",
+        help="ask over this Unix-domain socket; of the URL only scheme, Host header and path then count",
     )
     parser.add_argument("--model", required=True, metavar="NAME", help="the model to ask for")
     parser.add_argument(
@@ -97,7 +103,14 @@ def main(arguments: argparse.Namespace) -> int:
     asked = _workload(arguments)
     objectives = Objectives(arguments.slo_ttft, arguments.slo_itl)
     key = arguments.api_key or os.environ.get("OPENAI_API_KEY")
-    target = Target(arguments.url, {"Authorization": f"Bearer {key}"} if key else {}, arguments.timeout)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    target = Target(arguments.url, headers, arguments.timeout, arguments.unix_socket)
+    try:
+        asyncio.run(_connect(target))
+    except OSError as error:
+        flag = "--url" if target.unix_socket is None else "--unix-socket"
+        print(f"bench load: {error}; start the server, or give another {flag}.", file=sys.stderr)
+        return 2
     if arguments.warmup:
         run_in_processes(target, asked, ClosedLoop(min(arguments.warmup, 16)), Limit(arguments.warmup))
     seconds = arguments.seconds or (None if arguments.requests else 30.0)
@@ -115,6 +128,14 @@ def main(arguments: argparse.Namespace) -> int:
             with open(arguments.json, "w", encoding="utf-8") as file:
                 json.dump(made.as_json(), file, indent=1)
     return 1 if made.all.wrong else 0
+
+
+async def _connect(target: Target) -> None:
+    """Raises OSError where nobody listens: then no request need be tried."""
+    client = target.client()
+    async with asyncio.timeout(target.timeout):
+        await client.connect(1)
+    client.close()
 
 
 def _workload(arguments: argparse.Namespace) -> Workload:
