@@ -7,12 +7,13 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from bench.flags import above_zero, not_negative, positive
+from bench.flags import above_zero, not_negative, positive, written_file
 from bench.load import run as running
 from bench.load.client import check_url
 from bench.load.report import Distribution, Objectives, Part, Report, report
@@ -20,6 +21,7 @@ from bench.load.run import Arrivals, ClosedLoop, Limit, OpenLoop, Target, run_in
 from bench.load.workloads import DECODE, NAMES, PREPROCESS, STRUCTURED, Shape, Workload, workload
 
 _SHOWN_ERRORS = 5
+_STDOUT = "-"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -96,7 +98,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--processes", type=positive, default=1, metavar="COUNT", help="that send the load (%(default)s)"
     )
-    parser.add_argument("--json", metavar="FILE", help="write the report there as JSON; - is the standard output")
+    parser.add_argument(
+        "--json", type=_report, metavar="FILE", help="write the report there as JSON; - is the standard output"
+    )
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -119,14 +123,13 @@ def main(arguments: argparse.Namespace) -> int:
             target, asked, _arrivals(arguments), Limit(arguments.requests, seconds), arguments.processes, show
         )
     made = report(found, objectives)
-    if arguments.json == "-":
+    if arguments.json == _STDOUT:
         json.dump(made.as_json(), sys.stdout, indent=1)
         print()
     else:
         print_report(made, objectives, Console())
         if arguments.json:
-            with open(arguments.json, "w", encoding="utf-8") as file:
-                json.dump(made.as_json(), file, indent=1)
+            arguments.json.write_text(json.dumps(made.as_json(), indent=1), encoding="utf-8")
     return 1 if made.all.wrong else 0
 
 
@@ -209,6 +212,10 @@ def _table(kind: str, part: Part, objectives: Objectives) -> Table:
 def _cells(values: Distribution) -> list[str]:
     times = (values.mean, values.p50, values.p90, values.p99, values.max)
     return [*(f"{1000 * time:.2f}" for time in times), str(values.count)]
+
+
+def _report(text: str) -> str | Path:
+    return text if text == _STDOUT else written_file(text)
 
 
 def url_flag(text: str) -> str:
