@@ -1,6 +1,10 @@
 """Values of the commands' flags: what is wrong with one is said in its own words, with exit code 2."""
 
 import argparse
+import os
+from pathlib import Path
+
+from service_base.files import unwritable
 
 
 def positive(text: str) -> int:
@@ -19,6 +23,19 @@ def above_zero(text: str) -> float:
     if not 0 < number < float("inf"):
         raise argparse.ArgumentTypeError(f"must be above 0, a number, not {text!r}")
     return number
+
+
+def written_file(text: str) -> Path:
+    """One that is written in the end: that it cannot be is told before anything is measured."""
+    file = Path(text)
+    if file.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a folder; give a file")
+    if file.exists():
+        if not os.access(file, os.W_OK, effective_ids=True):
+            raise argparse.ArgumentTypeError(f"{text} cannot be written; give another file")
+    elif why := unwritable(file.parent):
+        raise argparse.ArgumentTypeError(f"{why}, or give another file")
+    return file
 
 
 def _whole(text: str, least: int) -> int:

@@ -39,6 +39,7 @@ BYTES = 4_000_000
 
 _PAUSE_SECONDS = 0.0005
 _PATIENCE_SECONDS = 120
+_SECTION = "large"
 _TEMPLATE = """{# <tool_call>{"name": … } #}{%- for tool in tools or [] %}{{ tool | tojson }}
 {%- endfor %}
 {%- for message in messages %}<|start|>{{ message.role }}
@@ -163,7 +164,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench large", description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=positive, default=5, metavar="COUNT", help="of every body (%(default)s)")
     parser.add_argument("--only", action="append", metavar="WORD", help="bodies with this in their name")
-    parser.add_argument("--into", type=Path, metavar="FILE", help="write the table into this page, between its marks")
+    screen.add_into(parser, _SECTION)
     arguments = parser.parse_args()
     cases = {
         name: (path, status, make())
@@ -191,7 +192,7 @@ def main() -> int:
     table = tables.ratios(judged)
     screen.show(about, [tables.Table("The longest wait for the event loop", table.header, table.rows)])
     if arguments.into:
-        screen.write_into(arguments.into, about, [table], "large")
+        screen.write_into(arguments.into, about, [table], _SECTION)
     return 1 if any(one.is_met is False for one in judged) else 0
 
 

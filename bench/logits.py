@@ -546,7 +546,11 @@ def main() -> int:
 def run_in_engine(arguments: argparse.Namespace) -> int:
     """This file again, by the engine's Python, which knows nothing of the checkout."""
     from devtools import environments, models
+    from service_base.files import unwritable
 
+    if arguments.picture is not None and (why := unwritable(arguments.picture.resolve().parent)):
+        print(f"bench logits: {why}, or give another --picture.", file=sys.stderr)
+        return 2
     model = arguments.model or models.smollm2()
     command = [str(environments.engine().python), "-I", str(Path(__file__).resolve()), "--model", str(model)]
     if arguments.picture is not None:

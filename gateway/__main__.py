@@ -22,6 +22,7 @@ from gateway.reload import Source
 from gateway.workers import Supervisor
 from service_base import logs
 from service_base.errors import SettingsError
+from service_base.files import check_written_later
 from service_base.server import listen
 
 
@@ -37,6 +38,8 @@ def main() -> int:
             settings = source.load()
             logs.configure(settings.log_level)
             redact_logs()
+            if settings.state_file is not None:
+                check_written_later("state_file", settings.state_file)
             if settings.workers > 1:
                 # What the workers need is judged before there are any.
                 Access(settings.keys_file)

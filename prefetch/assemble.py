@@ -11,6 +11,7 @@ from prefetch.source import Source
 from prefetch.space import Policy
 from prefetch.triton import TritonConfig
 from service_base.errors import SettingsError
+from service_base.files import asked, unwritable
 
 
 def target(settings: Settings) -> Path:
@@ -20,21 +21,28 @@ def target(settings: Settings) -> Path:
     return settings.target.expanduser().absolute()
 
 
-def engine(settings: Settings) -> Engine:
-    """Raises SettingsError, JobError."""
-    triton = None
-    if settings.triton and settings.triton_repository and settings.triton_template:
-        if not settings.triton_template.is_dir():
-            raise SettingsError(f"The setting 'triton_template' is wrong: {settings.triton_template} is no folder.")
-        triton = TritonConfig(
-            tuple(settings.triton),
-            settings.triton_repository.expanduser().absolute(),
-            settings.triton_template.expanduser().absolute(),
-            settings.triton_load_timeout,
-        )
+def published(settings: Settings) -> Path:
+    """The target, for a command on what is published there. Raises SettingsError also where it is missing: that is a
+    wrong or unmounted folder, not an empty one."""
+    folder = target(settings)
+    _check(folder, "target")
+    return folder
+
+
+def engine(settings: Settings, *, for_jobs: bool) -> Engine:
+    """For jobs, missing folders that they write to are made; for what only looks, or removes, they are an error: all
+    would seem unpublished, and nothing loaded. Raises SettingsError, JobError."""
+    folder = target(settings)
+    written = {"target": folder}
+    triton = _triton(settings)
+    if triton:
+        _check(triton.template, "triton_template")
+        written["triton_repository"] = triton.repository
+    for setting, one in written.items():
+        (_make if for_jobs else _check)(one, setting)
     return Engine(
         EngineConfig(
-            target=target(settings),
+            target=folder,
             state=settings.state.expanduser().absolute(),
             s3=S3Config(
                 settings.s3_endpoint,
@@ -56,3 +64,30 @@ def engine(settings: Settings) -> Engine:
             triton=triton,
         )
     )
+
+
+def _triton(settings: Settings) -> TritonConfig | None:
+    if not (settings.triton and settings.triton_repository and settings.triton_template):
+        return None
+    return TritonConfig(
+        tuple(settings.triton),
+        settings.triton_repository.expanduser().absolute(),
+        settings.triton_template.expanduser().absolute(),
+        settings.triton_load_timeout,
+    )
+
+
+def _check(folder: Path, setting: str) -> None:
+    if not asked(folder, folder.is_dir):
+        raise SettingsError(
+            f"The setting {setting!r} is wrong: there is no folder {folder}; mount it, or give the right one."
+        )
+
+
+def _make(folder: Path, setting: str) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(f"The setting {setting!r} is wrong: {folder} cannot be made: {error.strerror}.") from None
+    if why := unwritable(folder):
+        raise SettingsError(f"The setting {setting!r} is wrong: {why}, or give another one.")

@@ -36,7 +36,7 @@ _INTERRUPTED = 130
 def pull(arguments: Namespace, settings: Settings) -> int:
     """The same job as the service's, with a progress bar."""
     announcement = _announcement(arguments)
-    engine = assemble.engine(settings)
+    engine = assemble.engine(settings, for_jobs=True)
     progress, stop = Progress(), threading.Event()
     result: list[Published | BaseException] = []
 
@@ -80,7 +80,7 @@ def announce(arguments: Namespace, settings: Settings) -> int:
 def ls(arguments: Namespace, settings: Settings) -> int:
     """What is published."""
     rows = []
-    for candidate in assemble.engine(settings).candidates():
+    for candidate in assemble.engine(settings, for_jobs=False).candidates():
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(candidate.last_used))
         size = space.text(candidate.bytes)
         rows.append((candidate.model, candidate.version, size, used, candidate.kept or ""))
@@ -106,7 +106,7 @@ def unpin(arguments: Namespace, settings: Settings) -> int:
 
 def gc(arguments: Namespace, settings: Settings) -> int:
     """Make the room that the watermarks ask for."""
-    engine = assemble.engine(settings)
+    engine = assemble.engine(settings, for_jobs=False)
     if arguments.dry_run:
         candidates = engine.removable()
         stale = engine.store.stale_staging(settings.staging_seconds)
@@ -125,7 +125,7 @@ def gc(arguments: Namespace, settings: Settings) -> int:
 
 def verify(arguments: Namespace, settings: Settings) -> int:
     """Read published files again and compare them with what READY.json says."""
-    store = Store(assemble.target(settings))
+    store = Store(assemble.published(settings))
     wanted = [_published(arguments, settings)[1]] if arguments.model else store.all()
     bad = 0
     for published in wanted:
@@ -173,7 +173,7 @@ def _manifest(file: Path) -> Manifest:
 
 
 def _published(arguments: Namespace, settings: Settings) -> tuple[Store, Published]:
-    store = Store(assemble.target(settings))
+    store = Store(assemble.published(settings))
     version = arguments.version or store.current(arguments.model)
     published = store.published(arguments.model, version) if version else None
     if published is None:

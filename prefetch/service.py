@@ -1,6 +1,8 @@
 """`python -m prefetch serve`: the service from its settings to its end."""
 
 import logging
+import sqlite3
+from pathlib import Path
 
 from prefetch import assemble
 from prefetch.adapters.outcome import Trust
@@ -27,16 +29,13 @@ def run(settings: Settings) -> int:
     if not trust.allow:
         raise SettingsError("No source is allowed: give --allow s3://bucket/prefix/ (PREFETCH_ALLOW, 'allow').")
     try:
-        engine = assemble.engine(settings)
-        engine.config.target.mkdir(parents=True, exist_ok=True)
-        jobs = Jobs(engine.config.state / "jobs.sqlite3")
+        engine = assemble.engine(settings, for_jobs=True)
+        jobs = _jobs(engine.config.state / "jobs.sqlite3")
         queue = None
         if settings.queue != "local":
             queue = Queue(settings.queue, settings.sqs_endpoint, settings.s3_region, settings.sqs_visibility)
     except JobError as error:
         raise SettingsError(str(error)) from None
-    except OSError as error:
-        raise SettingsError(f"{error.filename} cannot be made: {error.strerror}.") from None
     worker = Worker(engine, jobs, queue, settings.jobs, settings.deadline, settings.staging_seconds)
     service = Service(engine, jobs, worker, queue, trust, settings.max_body_bytes)
     listener = listen(settings.host, settings.port)
@@ -48,6 +47,16 @@ def run(settings: Settings) -> int:
     # httptools loses the body of a request that asks for HTTP/2 besides, as Java's clients do; h11 does not.
     serve(service.app, [listener], settings.shutdown_timeout, http="h11", at_signal=service.stop_streams)
     return 0
+
+
+def _jobs(file: Path) -> Jobs:
+    try:
+        return Jobs(file)
+    except sqlite3.Error as error:
+        raise SettingsError(
+            f"The setting 'state' is wrong: {file} cannot be used as the queue: {error}; move it away, or give another "
+            "folder."
+        ) from None
 
 
 def _trust(settings: Settings) -> Trust:

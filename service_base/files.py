@@ -1,5 +1,7 @@
-"""The files that settings name, read at start. Whatever is wrong with one is a `SettingsError` that names it."""
+"""The files that settings name: those read at start, and whether those can be that are written later. Whatever is wrong
+with one is a `SettingsError` that names it."""
 
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,6 +39,24 @@ def asked(path: Path, ask: Callable[[], _Value]) -> _Value:
     except ValueError as error:
         # A path with a null character.
         raise SettingsError(f"{_name(path)} cannot be read: {error}.") from None
+
+
+def unwritable(folder: Path) -> str | None:
+    """Why no file can be made in this folder, and what to do, as a part of a sentence; `None` where one can. It is
+    tried, since permissions are not all that may be in the way."""
+    try:
+        if not folder.is_dir():
+            return f"there is no folder {_name(folder)}; make it"
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        return f"the folder {_name(folder)} cannot be written: {error.strerror}; let this user write there"
+    return None
+
+
+def check_written_later(setting: str, file: Path) -> None:
+    """For the setting of a file that is not written before something has happened."""
+    if why := unwritable(file.parent):
+        raise SettingsError(f"The setting {setting!r} is wrong: {why}, or give another file.")
 
 
 def parsed(file: Path, text: str, language: str, parse: Callable[[str], Any]) -> Any:

@@ -12,7 +12,7 @@ from bench.compare import screen, tables
 from bench.compare.plot import draw
 from bench.compare.rounds import PARTS, USUAL_PARTS, Sizes, measure, start
 from bench.compare.verdict import judge
-from bench.flags import above_zero, positive
+from bench.flags import above_zero, positive, written_file
 from devtools import models
 from devtools.progress import step
 
@@ -81,14 +81,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="another gateway, started by the command, in which {upstream} is the byte source's URL; it must serve the "
         "model bench; may be repeated",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all measures there")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the costs there, as SVG")
-    parser.add_argument(
-        "--into",
-        type=Path,
-        metavar="FILE",
-        help="write the tables into this page, between its marks, as in docs/performance.md",
-    )
+    parser.add_argument("--json", type=written_file, metavar="FILE", help="write all measures there")
+    parser.add_argument("--plot", type=written_file, metavar="FILE", help="draw the costs there, as SVG")
+    screen.add_into(parser)
 
 
 def main(arguments: argparse.Namespace) -> int:

@@ -1,5 +1,6 @@
 """What a comparison shows: on the screen, and between the marks of a page."""
 
+import argparse
 import os
 import platform
 import resource
@@ -10,7 +11,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from bench.compare import tables
-from devtools.errors import DevError
+from bench.flags import written_file
 
 _WIDTH = 160
 """Of what is no terminal."""
@@ -40,13 +41,30 @@ def show(about: str, shown: Sequence[tables.Table]) -> None:
     console.print(about, *map(_drawn, shown), highlight=False)
 
 
+def add_into(parser: argparse.ArgumentParser, name: str = "measured") -> None:
+    """The flag of the page that `write_into` writes to."""
+
+    def page(text: str) -> Path:
+        file = written_file(text)
+        try:
+            tables.put_into(file.read_text(encoding="utf-8"), "", name)
+        except OSError as error:
+            raise argparse.ArgumentTypeError(f"{text} cannot be read: {error.strerror}") from None
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{text} {error}") from None
+        return file
+
+    parser.add_argument(
+        "--into",
+        type=page,
+        metavar="FILE",
+        help="write the tables into this page, between its marks, as in docs/performance.md",
+    )
+
+
 def write_into(page: Path, about: str, shown: Sequence[tables.Table], name: str = "measured") -> None:
-    """Raises DevError where the page has no marks of that name."""
     measured = "\n".join([f"{about}\n", *map(tables.markdown, shown)])
-    try:
-        page.write_text(tables.put_into(page.read_text(encoding="utf-8"), measured, name), encoding="utf-8")
-    except ValueError as error:
-        raise DevError(f"{page} {error}.") from None
+    page.write_text(tables.put_into(page.read_text(encoding="utf-8"), measured, name), encoding="utf-8")
 
 
 def _drawn(table: tables.Table) -> RichTable:

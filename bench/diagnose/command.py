@@ -9,7 +9,6 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from bench.diagnose import engine_metrics, text
 from bench.diagnose.diagnosis import Diagnosis, diagnose
@@ -18,7 +17,7 @@ from bench.diagnose.measured import Process, Step
 from bench.diagnose.report import html
 from bench.diagnose.run import Settings, Warm, default_processes, measure
 from bench.diagnose.verdict import Kind
-from bench.flags import positive
+from bench.flags import positive, written_file
 from bench.load.run import Target
 from bench.load.workloads import PREPROCESS
 from bench.served import KEY, base_url, chosen
@@ -78,9 +77,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="processes that send the load (%(default)s)",
     )
     parser.add_argument(
-        "--report", type=Path, default=Path("diagnosis.html"), metavar="FILE", help="the report (%(default)s)"
+        "--report", type=written_file, default="diagnosis.html", metavar="FILE", help="the report (%(default)s)"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="the same for programs")
+    parser.add_argument("--json", type=written_file, metavar="FILE", help="the same for programs")
 
 
 def main(given: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.compare import screen, tables
 from bench.egress import verdict
 from bench.egress.rounds import PARTS, Sizes, measure
-from bench.flags import above_zero, positive
+from bench.flags import above_zero, positive, written_file
 from devtools.progress import step
 
 SECTION = "egress"
@@ -46,13 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--requests", type=positive, default=usual.requests, metavar="COUNT", help="of 4 KB in a round (%(default)s)"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all measures there")
-    parser.add_argument(
-        "--into",
-        type=Path,
-        metavar="FILE",
-        help="write the tables into this page, between its marks, as in docs/performance.md",
-    )
+    parser.add_argument("--json", type=written_file, metavar="FILE", help="write all measures there")
+    screen.add_into(parser, SECTION)
 
 
 def main(arguments: argparse.Namespace) -> int:

@@ -29,12 +29,21 @@ def check_url(url: str) -> str:
 
 class Client:
     """For one event loop. `url` is the server's base URL, without `/v1`; `headers` go with every request; `timeout` is
-    how many seconds an answer may take in all."""
+    how many seconds an answer may take in all. With `unix_socket`, the path of a Unix-domain socket, that is connected
+    to, not the URL's host."""
 
-    def __init__(self, url: str, *, headers: Mapping[str, str] | None = None, timeout: float = 600.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        unix_socket: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout: float = 600.0,
+    ) -> None:
         parts = urlsplit(check_url(url))
         assert parts.hostname is not None
         self._host, self._port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
+        self._unix_socket = unix_socket
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._path = parts.path.rstrip("/")
         lines = {"Host": parts.netloc, "Content-Type": "application/json", "Accept": "*/*"} | dict(headers or {})
@@ -79,7 +88,19 @@ class Client:
 
     async def _open(self) -> "_Connection":
         loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(_Connection, self._host, self._port, ssl=self._tls)
+        name = self._host if self._tls else None
+        try:
+            if self._unix_socket is not None:
+                _, connection = await loop.create_unix_connection(
+                    _Connection, self._unix_socket, ssl=self._tls, server_hostname=name
+                )
+            else:
+                _, connection = await loop.create_connection(
+                    _Connection, self._host, self._port, ssl=self._tls, server_hostname=name
+                )
+        except OSError as error:
+            place = self._unix_socket or f"{self._host}:{self._port}"
+            raise ConnectionError(f"cannot connect to {place}: {error.strerror or error}") from None
         return connection
 
     async def _exchange(self, connection: "_Connection", data: bytes) -> Answer:

@@ -1,17 +1,19 @@
 """`python -m bench load`: flags, progress on the terminal, the report as a table or as JSON."""
 
 import argparse
+import asyncio
 import json
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from bench.flags import above_zero, not_negative, positive
+from bench.flags import above_zero, not_negative, positive, written_file
 from bench.load import run as running
 from bench.load.client import check_url
 from bench.load.report import Distribution, Objectives, Part, Report, report
@@ -19,15 +21,21 @@ from bench.load.run import Arrivals, ClosedLoop, Limit, OpenLoop, Target, run_in
 from bench.load.workloads import DECODE, NAMES, PREPROCESS, STRUCTURED, Shape, Workload, workload
 
 _SHOWN_ERRORS = 5
+_STDOUT = "-"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Sends chat requests to an OpenAI-compatible server, reads every stream to its last byte, and shows the times "
-        "as distributions. Exit code 1 if an answer is wrong."
+        "as distributions. Exit code 1 if an answer is wrong, 2 if nobody listens."
     )
     parser.add_argument(
         "--url", required=True, type=url_flag, metavar="URL", help="the server, such as http://127.0.0.1:9000"
+    )
+    parser.add_argument(
+        "--unix-socket",
+        metavar="PATH",
+        help="ask over this Unix-domain socket; of the URL only scheme, Host header and path then count",
     )
     parser.add_argument("--model", required=True, metavar="NAME", help="the model to ask for")
     parser.add_argument(
@@ -90,14 +98,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--processes", type=positive, default=1, metavar="COUNT", help="that send the load (%(default)s)"
     )
-    parser.add_argument("--json", metavar="FILE", help="write the report there as JSON; - is the standard output")
+    parser.add_argument(
+        "--json", type=_report, metavar="FILE", help="write the report there as JSON; - is the standard output"
+    )
 
 
 def main(arguments: argparse.Namespace) -> int:
     asked = _workload(arguments)
     objectives = Objectives(arguments.slo_ttft, arguments.slo_itl)
     key = arguments.api_key or os.environ.get("OPENAI_API_KEY")
-    target = Target(arguments.url, {"Authorization": f"Bearer {key}"} if key else {}, arguments.timeout)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    target = Target(arguments.url, headers, arguments.timeout, arguments.unix_socket)
+    try:
+        asyncio.run(_connect(target))
+    except OSError as error:
+        flag = "--url" if target.unix_socket is None else "--unix-socket"
+        print(f"bench load: {error}; start the server, or give another {flag}.", file=sys.stderr)
+        return 2
     if arguments.warmup:
         run_in_processes(target, asked, ClosedLoop(min(arguments.warmup, 16)), Limit(arguments.warmup))
     seconds = arguments.seconds or (None if arguments.requests else 30.0)
@@ -106,15 +123,22 @@ def main(arguments: argparse.Namespace) -> int:
             target, asked, _arrivals(arguments), Limit(arguments.requests, seconds), arguments.processes, show
         )
     made = report(found, objectives)
-    if arguments.json == "-":
+    if arguments.json == _STDOUT:
         json.dump(made.as_json(), sys.stdout, indent=1)
         print()
     else:
         print_report(made, objectives, Console())
         if arguments.json:
-            with open(arguments.json, "w", encoding="utf-8") as file:
-                json.dump(made.as_json(), file, indent=1)
+            arguments.json.write_text(json.dumps(made.as_json(), indent=1), encoding="utf-8")
     return 1 if made.all.wrong else 0
+
+
+async def _connect(target: Target) -> None:
+    """Raises OSError where nobody listens: then no request need be tried."""
+    client = target.client()
+    async with asyncio.timeout(target.timeout):
+        await client.connect(1)
+    client.close()
 
 
 def _workload(arguments: argparse.Namespace) -> Workload:
@@ -188,6 +212,10 @@ def _table(kind: str, part: Part, objectives: Objectives) -> Table:
 def _cells(values: Distribution) -> list[str]:
     times = (values.mean, values.p50, values.p90, values.p99, values.max)
     return [*(f"{1000 * time:.2f}" for time in times), str(values.count)]
+
+
+def _report(text: str) -> str | Path:
+    return text if text == _STDOUT else written_file(text)
 
 
 def url_flag(text: str) -> str:

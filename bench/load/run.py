@@ -167,11 +167,15 @@ class _Load:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a load goes; as `Client`'s arguments."""
+    """Where a load goes; as `Client`'s arguments, for whichever process it is that asks."""
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict)
     timeout: float = 600.0
+    unix_socket: str | None = None
+
+    def client(self) -> Client:
+        return Client(self.url, unix_socket=self.unix_socket, headers=self.headers, timeout=self.timeout)
 
 
 def run_in_processes(
@@ -271,7 +275,7 @@ def _work(link: Connection, target: Target, workload: Workload, arrivals: Arriva
 async def _work_and_tell(
     link: Connection, target: Target, workload: Workload, arrivals: Arrivals, limit: Limit, number: int
 ) -> Run:
-    client = Client(target.url, headers=target.headers, timeout=target.timeout)
+    client = target.client()
     progress = Progress()
 
     async def tell() -> None:

@@ -7,8 +7,8 @@ import argparse
 import json
 import os
 import sys
-from pathlib import Path
 
+from bench.flags import written_file
 from bench.parity import report
 from bench.parity.client import Server
 from bench.parity.run import Outcome, plan, run
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="GROUP",
         help="only the requests of this group, may be given several times: " + ", ".join(Group),
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where to write what was found, for programs")
+    parser.add_argument("--json", type=written_file, metavar="FILE", help="where to write what was found, for programs")
 
 
 def main(given: argparse.Namespace) -> int:

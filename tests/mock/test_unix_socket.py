@@ -22,6 +22,7 @@ import httpx
 import openai
 import pytest
 
+from bench.__main__ import main as bench
 from bench.mock_engine.running import MockEngine
 from bench.ports import free_port
 from bench.upstream.running import running_upstream
@@ -127,6 +128,16 @@ def without_identity(answer: bytes) -> bytes:
         body = re.sub(rb"(^|\r\n)[0-9a-f]+\r\n", b"", body)
     head = re.sub(rb"\r\ndate: [^\r]*", b"", head)
     return head + b"\r\n\r\n" + re.sub(rb'"id":"[^"]*"|"created":\d+', b"", body)
+
+
+def test_a_load_over_it(gateway: Gateway, path: Path, tmp_path: Path) -> None:
+    """From processes of its own; the name `gateway` is nobody's."""
+    file = tmp_path / "report.json"
+    flags = ["load", "--url", "http://gateway", "--unix-socket", str(path), "--model", MODEL, "--json", str(file)]
+    flags += ["--workload", "decode", "--prompt-bytes", "50", "--answer-tokens", "5", "--ignore-eos"]
+    assert bench([*flags, "--requests", "12", "--concurrency", "3", "--processes", "2"]) == 0
+    found = json.loads(file.read_text())["all"]
+    assert (found["requests"], found["wrong"], found["tokens"]) == (12, 0, 60)
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -80,6 +80,7 @@ def test_from_pull_to_gc(place: dict[str, str], bucket: Bucket, tmp_path: Path, 
 
 
 def test_verify(place: dict[str, str], bucket: Bucket, tmp_path: Path, shell: Shell) -> None:
+    (tmp_path / "target").mkdir()
     assert shell("verify") == "Nothing is published.\n"
     assert command("pull", bucket.source, "--model", "m", env=place).returncode == 0
     assert shell("verify", "m", "1") == "m 1: ok\n"

@@ -128,7 +128,7 @@ async def test_what_goes_wrong_is_the_outcomes_error() -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         error = await ask(f"http://127.0.0.1:{nobody.getsockname()[1]}")
-    assert "onnect" in error
+    assert "cannot connect to 127.0.0.1:" in error
     with server(b"") as url:
         assert await ask(url) == "the connection was closed before the answer began"
     with server(b"HTTP/1.1 200 OK\r\n") as url:
@@ -202,6 +202,27 @@ def test_the_command(upstream: Upstream, tmp_path: Path, capsys: pytest.CaptureF
     assert report["kinds"].keys() == {"preprocess", "decode"}
     assert report["all"]["ttft"]["count"] == 12
     assert report["all"]["goodput"] == pytest.approx(report["all"]["requests_per_second"])
+
+
+@pytest.mark.parametrize("reach", ["url", "absent", "file", "stale"])
+def test_where_nobody_listens_no_request_is_tried(
+    reach: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "s"
+    if reach == "file":
+        path.touch()
+    with socket.socket() as nobody, socket.socket(socket.AF_UNIX) as gone:
+        nobody.bind(("127.0.0.1", 0))
+        port = nobody.getsockname()[1]
+        if reach == "stale":
+            gone.bind(str(path))
+        over = [] if reach == "url" else ["--unix-socket", str(path)]
+        assert main(["load", "--url", f"http://127.0.0.1:{port}", "--model", "m", *over]) == 2
+    place, flag = (f"127.0.0.1:{port}", "--url") if reach == "url" else (str(path), "--unix-socket")
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"bench load: cannot connect to {place}: ")
+    assert said.err.endswith(f"; start the server, or give another {flag}.\n")
 
 
 def test_the_command_fails_where_an_answer_is_wrong(upstream: Upstream, capsys: pytest.CaptureFixture[str]) -> None:

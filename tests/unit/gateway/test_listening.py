@@ -6,17 +6,17 @@ import socket
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from gateway.listening import unix_socket
 from gateway.settings import load
+from tests.support.permissions import as_somebody
 from tests.support.refusals import refusal, refusal_of_process
 from tests.support.waiting import wait_for
 
-NOBODY = 65534
 # sun_path of unix(7), but for the zero behind a path.
 MOST_BYTES = 107
 
@@ -57,21 +57,6 @@ def refused(path: Path) -> str:
     assert str(path) in text
     assert "--unix-socket" in text
     return text
-
-
-@contextmanager
-def as_somebody(folder: Path) -> Iterator[None]:
-    """A user that may look into the folder and no more."""
-    folder.chmod(0o555)
-    is_root = os.geteuid() == 0
-    if is_root:
-        os.seteuid(NOBODY)
-    try:
-        yield
-    finally:
-        if is_root:
-            os.seteuid(0)
-        folder.chmod(0o755)
 
 
 @pytest.mark.parametrize("mask", [0, 0o022, 0o077])

@@ -1,12 +1,9 @@
 """Served models: what the repository and the tokenizer's folder say."""
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,7 @@ from gateway.model_list import ModelList
 from gateway.models import ServedModel
 from gateway.settings import load
 from service_base.errors import SettingsError
+from tests.support.permissions import without_roots_rights
 from tests.support.refusals import refusal
 
 ROOT = Path(__file__).parents[3]
@@ -317,19 +315,6 @@ def test_other_folders_than_those_of_the_configured_models_are_not_read(reposito
     write(repository / "n" / "1" / "model.json", "{")
     (model,) = served(model_repository=repository, models=[{"triton_model": "m"}])
     assert model.max_model_len == 1024
-
-
-@contextmanager
-def without_roots_rights() -> Iterator[None]:
-    """Root may read everything; permissions hold for others only."""
-    is_root = os.geteuid() == 0
-    if is_root:
-        os.seteuid(65534)
-    try:
-        yield
-    finally:
-        if is_root:
-            os.seteuid(0)
 
 
 @pytest.mark.parametrize("mode", [0o000, 0o444, 0o111])

@@ -25,6 +25,16 @@ def test_models_from_yaml_and_json(tmp_path: Path) -> None:
     assert load(["--models", '[{"triton_model":"x"}]']).models[0].triton_model == "x"
 
 
+def test_a_state_file_that_could_not_be_written_ends_the_start(tmp_path: Path) -> None:
+    file = tmp_path / "absent" / "state.json"
+    flags = ["--port", "0", "--models", '[{"triton_model": "m"}]', "--state-file", str(file)]
+    for workers in ("1", "2"):
+        assert refusal_of_process("gateway", *flags, "--workers", workers) == (
+            f"gateway: The setting 'state_file' is wrong: there is no folder {file.parent}; make it, or give another "
+            "file."
+        )
+
+
 def sentence(*arguments: str) -> str:
     """The one sentence that refuses these flags and the environment."""
     return refusal(lambda: load(arguments))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from prefetch.assemble import engine
 from prefetch.command_line import main
 from prefetch.lustre import file_system
 from prefetch.settings import SECRETS, Settings, load
@@ -114,6 +115,123 @@ def test_a_wrong_manifest_is_one_sentence(
     file.write_text(text)
     said = _main(["pull", "s3://bkt/a/b/", "--manifest", str(file)], {}, monkeypatch, capsys)
     assert said.startswith(f"prefetch: The manifest {file} {sentence}")
+
+
+_LOOKING = ["ls", "verify", "verify m", "verify m 1", "pin m", "unpin m 1", "gc", "gc --dry-run"]
+
+
+@pytest.mark.parametrize("command", _LOOKING)
+@pytest.mark.parametrize("is_file", [False, True])
+def test_a_target_that_is_not_there_is_no_empty_one(
+    command: str, is_file: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, state = tmp_path / "target", tmp_path / "state"
+    if is_file:
+        target.touch()
+    said = _main([*command.split(), "--target", str(target)], {"PREFETCH_STATE": str(state)}, monkeypatch, capsys)
+    assert said == (
+        f"prefetch: The setting 'target' is wrong: there is no folder {target}; mount it, or give the right one.\n"
+    )
+    assert target.exists() is is_file
+    assert not state.exists()
+
+
+@pytest.mark.parametrize("command", _LOOKING)
+def test_an_empty_target_holds_nothing(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PREFETCH_STATE", str(tmp_path / "state"))
+    (tmp_path / "target").mkdir()
+    names_one = " m" in command
+    assert main([*command.split(), "--target", str(tmp_path / "target")]) == int(names_one)
+    assert ("m is not published below" in capsys.readouterr().err.replace("m 1 is", "m is")) is names_one
+
+
+@pytest.fixture
+def triton(tmp_path: Path) -> dict[str, str]:
+    """Settings of one, with all folders but the repository."""
+    (tmp_path / "target").mkdir()
+    (tmp_path / "template").mkdir()
+    return {
+        "PREFETCH_TARGET": str(tmp_path / "target"),
+        "PREFETCH_STATE": str(tmp_path / "state"),
+        "PREFETCH_TRITON": "http://127.0.0.1:9",
+        "PREFETCH_TRITON_REPOSITORY": str(tmp_path / "repository"),
+        "PREFETCH_TRITON_TEMPLATE": str(tmp_path / "template"),
+    }
+
+
+@pytest.mark.parametrize("command", ["ls", "gc", "gc --dry-run"])
+def test_without_tritons_repository_nothing_is_known_of_what_is_loaded(
+    command: str,
+    triton: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    said = _main(command.split(), triton, monkeypatch, capsys)
+    assert f"'triton_repository' is wrong: there is no folder {tmp_path / 'repository'}; mount it" in said
+    (tmp_path / "repository").mkdir()
+    assert main(command.split()) == 0
+    capsys.readouterr()
+    (tmp_path / "template").rmdir()
+    said = _main(command.split(), {}, monkeypatch, capsys)
+    assert f"'triton_template' is wrong: there is no folder {tmp_path / 'template'}; mount it" in said
+
+
+def test_folders_may_be_given_from_home(
+    triton: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "repository").mkdir()
+    for name, value in triton.items():
+        monkeypatch.setenv(name, value.replace(str(tmp_path), "~"))
+    assert main(["ls"]) == 0
+    assert (tmp_path / "state").is_dir()
+
+
+_WORKING = [["serve", *_ALLOW], ["pull", "s3://bkt/a/b/"]]
+
+
+@pytest.mark.parametrize("command", _WORKING)
+@pytest.mark.parametrize("setting", ["target", "triton_repository"])
+def test_what_a_job_could_not_write_is_told_ahead(
+    command: list[str],
+    setting: str,
+    triton: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = triton | _TOKEN
+    (tmp_path / "file").touch()
+    # Where nothing can be made, not even by root.
+    for folder, sentence in ((tmp_path / "file" / "x", "cannot be made: Not a directory."), (Path("/proc"), "/proc")):
+        given[f"PREFETCH_{setting.upper()}"] = str(folder)
+        said = _main(command, given, monkeypatch, capsys)
+        assert f"The setting {setting!r} is wrong: " in said
+        assert sentence in said
+
+
+def test_what_jobs_write_to_is_made(
+    triton: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in triton.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PREFETCH_TARGET", str(tmp_path / "new" / "target"))
+    engine(load({}), for_jobs=True)
+    assert list((tmp_path / "new" / "target").iterdir()) == list((tmp_path / "repository").iterdir()) == []
+    assert main(["ls"]) == 0
+
+
+def test_what_is_no_queue_is_told_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "jobs.sqlite3"
+    file.write_bytes(b"no database, whatever else it may be")
+    flags = ["--target", str(tmp_path / "target"), "--state", str(tmp_path)]
+    said = _main(["serve", *_ALLOW, *flags], _TOKEN, monkeypatch, capsys)
+    assert f"'state' is wrong: {file} cannot be used as the queue: file is not a database; move it away" in said
 
 
 def test_secrets_are_neither_flags_nor_shown(
