@@ -357,13 +357,15 @@ class GenerateRoute(Generic[_Request]):
             forget_where(error)
             record.error = error
             await send_error(send, error)
-        except TimeoutError:
+        except TimeoutError as error:
+            forget_where(error)
             await self._timed_out(record, send)
         except asyncio.CancelledError:
             # The server ends its tasks when the time to drain is over; streams have said so to their clients.
             record.status = CLIENT_GONE
-        except Exception:
+        except Exception as error:
             record.error = bug()
+            forget_where(error)
             await send_error(send, record.error)
 
     async def _asked(self, scope: Scope, receive: Receive, send: Send, record: Record) -> None:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+# Of the package, as it is used here.
+_INTERFACE = 2
 # To hand a stream over costs about as much as one token the usual way; a shorter answer is not worth it.
 _AFTER_TOKENS = 4
 # It can be done between two of Triton's chunks. Where no read ends there, asking is given up.
@@ -53,12 +55,18 @@ class Relay:
 
     def open(self) -> None:
         try:
-            from gateway_relay import Relay as NativeRelay
+            import gateway_relay
         except ImportError:
             _log.info("plain streams go through Python: the package gateway_relay is not installed")
             return
+        if getattr(gateway_relay, "INTERFACE", 1) != _INTERFACE:
+            _log.warning(
+                "plain streams go through Python: the package gateway_relay is not of this version of the gateway; "
+                "install the one that comes with it (pip install ./gateway_relay)"
+            )
+            return
         try:
-            self.native = NativeRelay(metrics.GAPS)
+            self.native = gateway_relay.Relay(metrics.GAPS)
         except OSError as error:
             _log.warning("plain streams go through Python: the native relay does not start: %s", error.strerror)
             return

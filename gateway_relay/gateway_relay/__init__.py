@@ -16,7 +16,11 @@ from gateway_relay._native import (
     read_head,
 )
 
+INTERFACE = 2
+"""A number for each way in which the gateway has ever used a `Relay`: a gateway that knows another one goes without."""
+
 __all__ = [
+    "INTERFACE",
     "Outcome",
     "ProtocolError",
     "Question",

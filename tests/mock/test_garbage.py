@@ -1,5 +1,5 @@
-"""However a request or a connection ends, what it had goes with it, and does not wait for the garbage collector: that may
-come late, and a body may be of megabytes."""
+"""However a request or a connection ends, what it had goes with it, and does not wait for the garbage collector: that
+may come late, and a body may be of megabytes."""
 
 import contextlib
 import json
@@ -53,20 +53,28 @@ def gone(**fields: Any) -> End:
     return end
 
 
-def late(watched: Watched, _: MockEngine, number: int) -> None:
-    """One for all: it takes a while."""
+def late(watched: Watched, engine: MockEngine, number: int) -> None:
+    """One of each for all: they take a while."""
     if number == 0:
-        answered(max_tokens=490, stream=True, user="")(watched, _, number)
-        answered(max_tokens=490, stream=True)(watched, _, number)
-        answered(max_tokens=490, stream=False)(watched, _, number)
+        for fields in ({"stream": True, "user": ""}, {"stream": True}, {"stream": False}):
+            answered(max_tokens=490, **fields)(watched, engine, number)
 
 
-def half(watched: Watched, _: MockEngine, __: int) -> None:
-    with raw_request(watched.gateway, PATH, b""):
+def half(watched: Watched, engine: MockEngine, number: int) -> None:
+    with half_sent(watched):
         pass
+    if number == 0:
+        # It takes a while.
+        with half_sent(watched) as connection:
+            assert connection.recv(1000).startswith(b"HTTP/1.1 408 ")
+
+
+@contextlib.contextmanager
+def half_sent(watched: Watched) -> Iterator[socket.socket]:
     host, _, port = watched.gateway.url.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port)), timeout=30) as connection:
         connection.sendall(f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{{".encode())
+        yield connection
 
 
 ENDS: dict[str, End] = {

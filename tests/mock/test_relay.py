@@ -28,6 +28,8 @@ from tests.support.waiting import wait_for
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 # As where the package is not installed.
 WITHOUT = "import runpy, sys; sys.modules['gateway_relay'] = None; runpy.run_module('gateway', run_name='__main__')"
+# As where it is another version's, which knew no such number.
+OLDER = "import runpy, gateway_relay; del gateway_relay.INTERFACE; runpy.run_module('gateway', run_name='__main__')"
 
 
 _numbers = itertools.count()
@@ -58,6 +60,17 @@ def python(paced: MockEngine, repository: Path) -> Iterator[Gateway]:
         gateway.wait_until_ready()
         assert any("gateway_relay is not installed" in str(line["message"]) for line in gateway.logs)
         yield gateway
+
+
+def test_a_package_that_does_not_fit_is_told_and_not_used(paced: MockEngine, repository: Path) -> None:
+    flags = ("--triton", paced.url, "--model-repository", str(repository))
+    with running_gateway(*flags, command=("-c", OLDER)) as gateway:
+        gateway.wait_until_ready()
+        assert any("pip install ./gateway_relay" in str(line["message"]) for line in gateway.logs)
+        for _ in range(4):
+            answer = httpx.post(f"{gateway.url}{CHAT}", json=chat_of_a_form(stream=True, max_tokens=20), verify=False)
+            assert answer.text.endswith("data: [DONE]\n\n")
+        assert relayed(gateway) == 0
 
 
 def relayed(gateway: Gateway) -> float:

@@ -1,7 +1,7 @@
 """A gateway that tells what only the garbage collector finds: `python -m tests.support.garbage FILE FLAGS…`.
 
-At a SIGUSR1 it counts the unreachable objects that came since the one before, by type, into FILE. Until then none of them
-is freed.
+At a SIGUSR1 it counts the unreachable objects that came since the one before, by type, into FILE. Until then none of
+them is freed.
 """
 
 import collections
