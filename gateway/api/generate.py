@@ -345,7 +345,7 @@ class GenerateRoute(Generic[_Request]):
         except ClientGone:
             record.status = CLIENT_GONE
         except ApiError as error:
-            record.error = error
+            record.error = error.alone()
             await send_error(send, error)
         except TimeoutError:
             await self._timed_out(record, send)
@@ -393,7 +393,7 @@ class GenerateRoute(Generic[_Request]):
         try:
             plan = await self._checked(request, record)
         except BaseException:
-            drop(record.body_bytes, self._dialect.let_go(request))
+            drop(record.body_bytes, request)
             raise
         if self._forms is not None and form is not None:
             self._forms.learn(form, self._form_of(plan))
@@ -687,7 +687,7 @@ class GenerateRoute(Generic[_Request]):
                 # Too late for this client; the operator is told all the same.
                 await self._violations(job, [a for a in job.answers if a.finish_reason == "stop"])
         except ApiError as error:
-            job.record.error = error
+            job.record.error = error.alone()
             await sink.write(sse.error_event(error))
         except asyncio.CancelledError:
             # The time to drain is over, or the client does not read: then not even this gets through.

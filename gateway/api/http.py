@@ -5,8 +5,10 @@ Also the sink: what carries an answer's bytes to the client.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, MutableMapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
+from gateway.api.aside import aside
 from gateway.openai.errors import ApiError
 
 Scope = MutableMapping[str, Any]
@@ -106,7 +108,8 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
             raise _too_large(limit)
         parts.append(part)
         if not event.get("more_body"):
-            return parts[0] if len(parts) == 1 else b"".join(parts)
+            # Python's lock is let go of while a megabyte or more is joined.
+            return parts[0] if len(parts) == 1 else await aside(size, partial(b"".join, parts))
 
 
 def _too_large(limit: int) -> ApiError:

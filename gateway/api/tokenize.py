@@ -65,7 +65,7 @@ class Tokenization:
             # OSError: a send after the client is gone, as ASGI servers raise it.
             record.status = CLIENT_GONE
         except ApiError as error:
-            record.error = error
+            record.error = error.alone()
             await send_error(send, error)
         except TimeoutError:
             if late is not None:

@@ -52,6 +52,12 @@ class ApiError(Exception):
         self.code = code
         self.headers = dict(headers or {})
 
+    def alone(self) -> "ApiError":
+        """The same error, without the frames that it was raised in: they hold the request, and its record holds the
+        error, so that only the collector would find that nobody needs them, and free megabytes at once."""
+        self.__context__ = None
+        return self.with_traceback(None)
+
     def of(self, whom: str) -> "ApiError":
         """The same error, which says whom of several it met."""
         message = f"{whom}: {self.message}"
