@@ -70,6 +70,8 @@ _log = logging.getLogger(__name__)
 DEADLINE_GRACE_S = 2.0
 _LAST_WORD_S = 1.0
 _ALTERNATIVE_BYTES = 256
+# An alternative that is still text has a fourth of that.
+_READING = 4
 _STRUCTURED = frozenset(FIELDS)
 # Of a model whose context length nobody knows.
 _NO_LIMIT = 1_000_000
@@ -769,7 +771,7 @@ class GenerateRoute(Generic[_Request]):
         headers = [*headers, *await self._violations(job, finished)]
         size = _size(job.answers)
         body = await aside(size, partial(job.writer.whole, job.answers, reasons, usage(job.answers)))
-        drop(size, [kept for answer in job.answers for kept in (answer.logprobs, answer.prompt_logprobs)])
+        drop(size, [kept for answer in job.answers for kept in answer.large])
         await send_json(send, 200, body, headers)
 
     async def _collected(self, job: _Job[_Request]) -> dict[int, str]:
@@ -828,9 +830,10 @@ class GenerateRoute(Generic[_Request]):
 
 def _size(answers: Sequence[Answer]) -> int:
     """How large a body is, in bytes, that takes as long as the log probabilities of answers that are not streamed."""
-    of_prompt = answers[0].prompt_logprobs or []
+    unread = sum(answer.unread_bytes for answer in answers)
+    of_prompt = [] if unread else answers[0].prompt_logprobs or []
     positions = itertools.chain(of_prompt, *(answer.logprobs for answer in answers))
-    return sum(len(position) for position in positions if position) * _ALTERNATIVE_BYTES
+    return unread * _READING + sum(len(position) for position in positions if position) * _ALTERNATIVE_BYTES
 
 
 @contextlib.contextmanager

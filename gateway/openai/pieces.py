@@ -98,13 +98,14 @@ def at_once(text: bytes, *, allow_inf_nan: bool = False) -> Any:
             gc.enable()
 
 
-def from_json(body: bytes, *, allow_inf_nan: bool = False, piece: int = PIECE) -> Any:
-    """The same as `at_once`. Raises `ValueError` with the same words, or `TooMuch`. `piece`: in bytes."""
+def from_json(body: bytes, *, allow_inf_nan: bool = False, piece: int = PIECE, is_limited: bool = True) -> Any:
+    """The same as `at_once`. Raises `ValueError` with the same words, or `TooMuch`, which are fewer things where it is
+    not the clients' (`is_limited`). `piece`: in bytes."""
     reader = _Reader(body, allow_inf_nan, piece)
     try:
         for one in _pieces(body, piece):
             reader.read(one)
-            if reader.containers > MAX_CONTAINERS or reader.members > MAX_MEMBERS:
+            if is_limited and (reader.containers > MAX_CONTAINERS or reader.members > MAX_MEMBERS):
                 raise reader.too_much()
     except TooMuch:
         raise
