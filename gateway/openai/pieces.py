@@ -121,8 +121,8 @@ def string(text: str) -> bytes:
     return b"".join((b'"', *parts, b'"'))
 
 
-def numbers(values: Sequence[int]) -> bytes:
-    """A list of them as JSON."""
+def array(values: Sequence[int] | Sequence[str]) -> bytes:
+    """A list of numbers or of short texts as JSON."""
     size = PIECE // 8
     parts = [orjson.dumps(list(values[begin : begin + size]))[1:-1] + b"," for begin in range(0, len(values), size)]
     if parts:

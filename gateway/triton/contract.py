@@ -16,7 +16,7 @@ import orjson
 
 from gateway.openai.errors import ApiError, bad_request, internal_error, unavailable
 from gateway.openai.json_text import dumps
-from gateway.openai.pieces import PIECE, from_json, numbers, string
+from gateway.openai.pieces import PIECE, array, from_json, string
 
 # Triton's release 26.01 is server version 2.65; a minor version is a month.
 _OLDEST_STOCK = (2, 65)
@@ -56,7 +56,7 @@ class Encoded:
     def of(cls, prompt: Prompt) -> "Encoded":
         if isinstance(prompt, str):
             return cls(string(prompt), is_text=True, length=len(prompt))
-        return cls(numbers(prompt), is_text=False, length=len(prompt))
+        return cls(array(prompt), is_text=False, length=len(prompt))
 
     def __len__(self) -> int:
         return self.length

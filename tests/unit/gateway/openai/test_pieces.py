@@ -190,5 +190,7 @@ def test_a_text_as_json(text: str, times: int) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, pieces.PIECE // 8, pieces.PIECE // 8 + 1, 50_000])
-def test_numbers_as_json(count: int) -> None:
-    assert pieces.numbers(range(count)) == orjson.dumps(list(range(count)))
+def test_a_list_as_json(count: int) -> None:
+    assert pieces.array(range(count)) == orjson.dumps(list(range(count)))
+    texts = [f'"{number}é' for number in range(count)]
+    assert pieces.array(texts) == orjson.dumps(texts)
