@@ -99,9 +99,10 @@ CASES: dict[str, tuple[str, int, Callable[[], bytes]]] = {
         400,
         lambda: _dumps({"model": _MODEL.name, "messages": [{"role": "user", "content": "x", **_UNKNOWN}]}),
     ),
-    "a name of 4 MB": (_CHAT, 200, lambda: chat("x", **{"x" * BYTES: 1})),
+    "a name of 4 MB": (_CHAT, 400, lambda: chat("x", **{"x" * BYTES: 1})),
     "1,300,000 empty messages": (_CHAT, 400, lambda: chat()[:-1] + b',"x":[' + b"{}," * (BYTES // 3) + b"{}]}"),
     "no JSON, at its end": (_CHAT, 400, lambda: chat(*["word " * 75] * 9999)[:-1]),
+    "no JSON, without a comma": (_CHAT, 400, lambda: b'{"a":' + b'"' * BYTES),
 }
 
 

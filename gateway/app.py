@@ -28,7 +28,7 @@ from gateway.api.completions import Completions
 from gateway.api.direct import ChatForm, Direct
 from gateway.api.forms import Forms
 from gateway.api.generate import GenerateRoute
-from gateway.api.http import Receive, Scope, Send, forget_where, send_error
+from gateway.api.http import Receive, Scope, Send, send_error
 from gateway.api.relay import Relay
 from gateway.api.tokenize import Tokenization
 from gateway.checker import Checker
@@ -41,7 +41,7 @@ from gateway.observe.metrics import REGISTRY
 from gateway.observe.record import Record, ServiceLevel, begin, naming, record_of
 from gateway.observe.requests import Requests
 from gateway.observe.tracing import Tracing
-from gateway.openai.errors import ApiError, bad_request
+from gateway.openai.errors import ApiError, bad_request, forget_where
 from gateway.openai.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from gateway.reload import Source
 from gateway.settings import Settings

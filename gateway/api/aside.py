@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from gateway.openai.errors import ApiError, forget_where
 from gateway.openai.giving_way import empty
 from gateway.openai.schema import LARGE_BODY
 
@@ -21,6 +22,9 @@ _T = TypeVar("_T")
 _SWITCH_INTERVAL_S = 0.0005
 _MIDDLE_COLLECTIONS = 500
 """Between two of all generations: some millions of objects are made meanwhile."""
+_YOUNG_OBJECTS = 700
+"""Between two of the youngest, while a large body is worked on: a hundred thousand objects that stay are looked at in
+parts of a millisecond each."""
 
 
 def switch_early() -> None:
@@ -40,7 +44,19 @@ async def aside(size: int, work: Callable[[], _T]) -> _T:
     if size < LARGE_BODY:
         return work()
     context = contextvars.copy_context()
-    return await asyncio.get_running_loop().run_in_executor(_thread, context.run, work)
+    return await asyncio.get_running_loop().run_in_executor(_thread, context.run, _collecting_often, work)
+
+
+def _collecting_often(work: Callable[[], _T]) -> _T:
+    young, middle, old = gc.get_threshold()
+    gc.set_threshold(min(young, _YOUNG_OBJECTS), middle, old)
+    try:
+        return work()
+    except ApiError as error:
+        forget_where(error)
+        raise error from None
+    finally:
+        gc.set_threshold(young, middle, old)
 
 
 def drop(size: int, value: Any) -> None:

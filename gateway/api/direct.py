@@ -24,7 +24,6 @@ from gateway.api.http import (
     Scope,
     Send,
     error_headers,
-    forget_where,
 )
 from gateway.api.relay import Errand, Passage, Relay
 from gateway.desk.front import Front, Lease
@@ -33,7 +32,7 @@ from gateway.new_id import new_id
 from gateway.observe.record import CLIENT_GONE, Record, naming
 from gateway.observe.requests import Requests
 from gateway.openai import sse
-from gateway.openai.errors import ApiError
+from gateway.openai.errors import ApiError, forget_where
 from gateway.openai.schema import ChatRequest
 from gateway.output.answer import Answer, usage_of
 from gateway.triton.contract import Delta

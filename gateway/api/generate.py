@@ -31,7 +31,6 @@ from gateway.api.http import (
     Scope,
     Send,
     Sink,
-    forget_where,
     head_lines,
     read_body,
     send_error,
@@ -48,7 +47,7 @@ from gateway.new_id import new_id
 from gateway.observe import metrics
 from gateway.observe.record import CLIENT_GONE, Record, record_of
 from gateway.openai import sse
-from gateway.openai.errors import ApiError, bad_request, unavailable
+from gateway.openai.errors import ApiError, bad_request, forget_where, unavailable
 from gateway.openai.fields import Field, judge_extras
 from gateway.openai.schema import LARGE_BODY
 from gateway.output.answer import Answer, usage
@@ -74,6 +73,8 @@ _log = logging.getLogger(__name__)
 DEADLINE_GRACE_S = 2.0
 _LAST_WORD_S = 1.0
 _ALTERNATIVE_BYTES = 256
+# An alternative that is still text has a fourth of that.
+_READING = 4
 _STRUCTURED = frozenset(FIELDS)
 # Of a model whose context length nobody knows.
 _NO_LIMIT = 1_000_000
@@ -405,7 +406,7 @@ class GenerateRoute(Generic[_Request]):
         try:
             plan = await self._checked(request, record)
         except BaseException:
-            drop(record.body_bytes, self._dialect.let_go(request))
+            drop(record.body_bytes, request)
             raise
         if self._forms is not None and form is not None:
             self._forms.learn(form, self._form_of(plan))
@@ -703,6 +704,7 @@ class GenerateRoute(Generic[_Request]):
                 # Too late for this client; the operator is told all the same.
                 await self._violations(job, [a for a in job.answers if a.finish_reason == "stop"])
         except ApiError as error:
+            forget_where(error)
             job.record.error = error
             await sink.write(sse.error_event(error))
         except asyncio.CancelledError:
@@ -785,7 +787,7 @@ class GenerateRoute(Generic[_Request]):
         headers = [*headers, *await self._violations(job, finished)]
         size = _size(job.answers)
         body = await aside(size, partial(job.writer.whole, job.answers, reasons, usage(job.answers)))
-        drop(size, [kept for answer in job.answers for kept in (answer.logprobs, answer.prompt_logprobs)])
+        drop(size, [kept for answer in job.answers for kept in answer.large])
         await send_json(send, 200, body, headers)
 
     async def _collected(self, job: _Job[_Request]) -> dict[int, str]:
@@ -844,9 +846,10 @@ class GenerateRoute(Generic[_Request]):
 
 def _size(answers: Sequence[Answer]) -> int:
     """How large a body is, in bytes, that takes as long as the log probabilities of answers that are not streamed."""
-    of_prompt = answers[0].prompt_logprobs or []
+    unread = sum(answer.unread_bytes for answer in answers)
+    of_prompt = [] if unread else answers[0].prompt_logprobs or []
     positions = itertools.chain(of_prompt, *(answer.logprobs for answer in answers))
-    return sum(len(position) for position in positions if position) * _ALTERNATIVE_BYTES
+    return unread * _READING + sum(len(position) for position in positions if position) * _ALTERNATIVE_BYTES
 
 
 @contextlib.contextmanager

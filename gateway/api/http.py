@@ -5,8 +5,10 @@ Also the sink: what carries an answer's bytes to the client.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, MutableMapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
+from gateway.api.aside import aside
 from gateway.openai.errors import ApiError
 
 Scope = MutableMapping[str, Any]
@@ -32,15 +34,6 @@ def head_lines(headers: Iterable[Header]) -> bytes:
 
 class ClientGone(Exception):
     """The client closed the connection before its answer was complete."""
-
-
-def forget_where(error: BaseException) -> None:
-    """It ends a request: where it was raised, and whatever else was raised on the way. All that the request had is
-    known there, and what it had knows the error, so that only the garbage collector would find that it is over."""
-    at: BaseException | None = error
-    while at is not None:
-        at.__traceback__ = None
-        at = at.__cause__ or at.__context__
 
 
 class Sink(Protocol):
@@ -120,7 +113,8 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
             raise _too_large(limit)
         parts.append(part)
         if not event.get("more_body"):
-            return parts[0] if len(parts) == 1 else b"".join(parts)
+            # Python's lock is let go of while a megabyte or more is joined.
+            return parts[0] if len(parts) == 1 else await aside(size, partial(b"".join, parts))
 
 
 def _too_large(limit: int) -> ApiError:

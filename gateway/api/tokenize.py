@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import orjson
+from orjson import Fragment
 
 from gateway.access.keys import Key
 from gateway.api.aside import aside
@@ -18,8 +19,10 @@ from gateway.api.http import ClientGone, Receive, Scope, Send, read_body, send_e
 from gateway.api.in_flight import InFlight
 from gateway.models import ServedModel, ServedModels, named
 from gateway.observe.record import CLIENT_GONE, record_of
-from gateway.openai.errors import ApiError, bad_request
+from gateway.openai import giving_way
+from gateway.openai.errors import ApiError, bad_request, forget_where
 from gateway.openai.fields import DETOKENIZE, TOKENIZE, judge_extras
+from gateway.openai.pieces import array
 from gateway.openai.schema import TokenizeRequest, parse_detokenize, parse_tokenize
 from gateway.settings import Settings
 from gateway.tokenizer import ModelTokenizer
@@ -65,6 +68,7 @@ class Tokenization:
             # OSError: a send after the client is gone, as ASGI servers raise it.
             record.status = CLIENT_GONE
         except ApiError as error:
+            forget_where(error)
             record.error = error
             await send_error(send, error)
         except TimeoutError:
@@ -87,12 +91,14 @@ class Tokenization:
 
         def work() -> bytes:
             ids = tokenizer.encode(text, add_special_tokens=adds)
+            strings = tokenizer.token_strings(ids) if request.return_token_strs else None
             answer = {
                 "count": len(ids),
                 "max_model_len": model.max_model_len or model.trained_len,
-                "tokens": ids,
-                "token_strs": tokenizer.token_strings(ids) if request.return_token_strs else None,
+                "tokens": Fragment(array(ids)),
+                "token_strs": None if strings is None else Fragment(array(strings)),
             }
+            giving_way.empty(ids, strings)
             return orjson.dumps(answer)
 
         return await self._in_thread(model, work), warnings

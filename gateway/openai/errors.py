@@ -94,3 +94,16 @@ def unavailable(message: str) -> ApiError:
 def internal_error(reason: str) -> ApiError:
     """The engine's fault; `reason` continues the sentence."""
     return ApiError(500, f"The engine failed: {reason.removesuffix('.')}.", code="engine_error")
+
+
+def forget_where(error: BaseException) -> None:
+    """It ends a request: where it was raised, and whatever else was raised on the way.
+
+    All that the request had is known there, and what it had knows the error, so that only the garbage collector would
+    find that it is over, and free megabytes at once.
+    """
+    at: BaseException | None = error
+    while at is not None:
+        at.__traceback__ = None
+        at = at.__cause__ or at.__context__
+    error.__cause__ = error.__context__ = None

@@ -23,7 +23,7 @@ def loads(text: str | bytes) -> Any:
     if len(text) > pieces.PIECE:
         try:
             return pieces.from_json(text.encode() if isinstance(text, str) else text, allow_inf_nan=True)
-        except pieces.TooMany:
+        except pieces.TooMuch:
             raise
         except ValueError:
             # Also where a name stands twice, of which the last one counts here; another mistake is told in its words.

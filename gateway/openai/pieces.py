@@ -16,10 +16,15 @@ from typing import Any, NamedTuple
 import jiter
 import orjson
 
+from gateway.openai.giving_way import empty
+
 MAX_CONTAINERS = 60_000
 MAX_MEMBERS = 170_000
 """Lists and objects in one body, and members of all objects: more than any request has. The garbage collector looks at
 all of the former at once, and a large object moves or frees all of its members at once."""
+LONGEST = 256 * 1024
+"""Bytes between two commas, but for spaces and for texts that are values: more than any name or number has, which are
+read in one call."""
 
 PIECE = 16 * 1024
 """Bytes. Of the costliest there is a millisecond in it."""
@@ -38,6 +43,7 @@ _DEEPEST = 200
 _LOOKED_AT = 32
 """Bytes that a parser may look at ahead of a mistake."""
 
+_SPACE = b" \t\r\n"
 _A_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _NO_SIGN = bytes(set(range(256)) - set(b"[]{}:"))
 # Of a string, whole characters but for those of several bytes: an escape, or a pair of surrogates.
@@ -47,28 +53,35 @@ _CHARACTERS = re.compile(
     re.DOTALL,
 )
 _LONGEST_CHARACTER = len(r"\ud83d\ude00")
+# What the parser says of a beginning.
+_NO_MISTAKE_YET = "EOF while parsing "
 _PLACE = re.compile(r"(.*) at line (\d+) column (\d+)", re.DOTALL)
 
 
-class TooMany(ValueError):
-    """More than `MAX_CONTAINERS` or `MAX_MEMBERS`. `beginning` is what stands ahead of that."""
+class TooMuch(ValueError):
+    """More than `MAX_CONTAINERS`, `MAX_MEMBERS` or `LONGEST`. `beginning` is what stands ahead of that, if anything;
+    the lists and objects in `unfinished` may go on behind it."""
 
-    def __init__(self, beginning: Any) -> None:
+    def __init__(self, beginning: Any, unfinished: Sequence[Any]) -> None:
         super().__init__(
-            f"it holds more than {MAX_CONTAINERS} lists and objects, or more than {MAX_MEMBERS} members of objects"
+            f"it holds more than {MAX_CONTAINERS} lists and objects, more than {MAX_MEMBERS} members of objects, or a "
+            f"name or a number of more than {LONGEST} bytes"
         )
         self.beginning = beginning
+        self.unfinished = unfinished
 
 
 class _Piece(NamedTuple):
     """`body[begin:end]`, whose brackets leave `stack` open. `string`: it ends where one begins that is read in parts,
-    the bounds of its characters. `signs` are its brackets and colons, if anything follows it."""
+    the bounds of its characters. `signs` are its brackets and colons, if anything follows it. `is_part`: what it is the
+    beginning of is longer than `LONGEST`."""
 
     begin: int
     end: int
     stack: str
     string: tuple[int, int] | None
     signs: bytes
+    is_part: bool = False
 
 
 def at_once(text: bytes, *, allow_inf_nan: bool = False) -> Any:
@@ -85,13 +98,20 @@ def at_once(text: bytes, *, allow_inf_nan: bool = False) -> Any:
             gc.enable()
 
 
-def from_json(body: bytes, *, allow_inf_nan: bool = False, piece: int = PIECE) -> Any:
-    """The same as `at_once`. Raises `ValueError` with the same words, or `TooMany`. `piece`: in bytes."""
+def from_json(body: bytes, *, allow_inf_nan: bool = False, piece: int = PIECE, is_limited: bool = True) -> Any:
+    """The same as `at_once`. Raises `ValueError` with the same words, or `TooMuch`, which are fewer things where it is
+    not the clients' (`is_limited`). `piece`: in bytes."""
     reader = _Reader(body, allow_inf_nan, piece)
-    for one in _pieces(body, piece):
-        reader.read(one)
-        if reader.containers > MAX_CONTAINERS or reader.members > MAX_MEMBERS:
-            raise TooMany(reader.root)
+    try:
+        for one in _pieces(body, piece):
+            reader.read(one)
+            if is_limited and (reader.containers > MAX_CONTAINERS or reader.members > MAX_MEMBERS):
+                raise reader.too_much()
+    except TooMuch:
+        raise
+    except ValueError:
+        empty(reader.root)
+        raise
     return reader.root
 
 
@@ -101,8 +121,8 @@ def string(text: str) -> bytes:
     return b"".join((b'"', *parts, b'"'))
 
 
-def numbers(values: Sequence[int]) -> bytes:
-    """A list of them as JSON."""
+def array(values: Sequence[int] | Sequence[str]) -> bytes:
+    """A list of numbers or of short texts as JSON."""
     size = PIECE // 8
     parts = [orjson.dumps(list(values[begin : begin + size]))[1:-1] + b"," for begin in range(0, len(values), size)]
     if parts:
@@ -122,13 +142,21 @@ class _Reader:
         self._open: list[Any] = []
         """The lists and objects that are open, from the outermost on."""
 
+    def too_much(self) -> TooMuch:
+        return TooMuch(self.root, self._open)
+
     def read(self, piece: _Piece) -> None:
         text = self._body[piece.begin : piece.end]
         behind = self._behind(piece)
         try:
             value = self._value(self._before(piece) + text + behind)
         except ValueError:
-            raise self._first_mistake(piece, text + behind) from None
+            mistake = self._first_mistake(piece, text + behind)
+            if piece.is_part and str(mistake).startswith(_NO_MISTAKE_YET):
+                raise self.too_much() from None
+            raise mistake from None
+        if piece.is_part:
+            raise self.too_much()
         if any(type(one) is dict and not one.keys().isdisjoint(new) for one, new in self._continued(value)):
             raise self._first_mistake(piece, text + behind)
         if piece.begin == 0:
@@ -216,7 +244,7 @@ class _Reader:
     def _first_mistake(self, piece: _Piece, text: bytes) -> ValueError:
         """It may be that a key stands there that an earlier piece has too."""
         strings = set()
-        for found in _A_STRING.findall(text):
+        for found in _strings(text):
             try:
                 strings.add(self._value(found))
             except ValueError:
@@ -240,8 +268,17 @@ class _Reader:
         line, column = int(found[2]), int(found[3])
         if line == 1:
             column += begin - (self._body.rfind(b"\n", 0, begin) + 1) - ahead
-        lines = self._body.count(b"\n", 0, begin)
+        lines = sum(self._body.count(b"\n", at, min(at + PIECE, begin)) for at in range(0, begin, PIECE))
         return f"{found[1]} at line {lines + line} column {column}"
+
+
+def _strings(text: bytes) -> Iterator[bytes]:
+    """Those that are closed."""
+    # Not by one call for all: from each quote of one that is not closed it would go to the end again.
+    at = text.find(b'"')
+    while at >= 0 and (found := _A_STRING.match(text, at)):
+        yield found[0]
+        at = text.find(b'"', found.end())
 
 
 def _last(value: Any) -> Any:
@@ -261,6 +298,9 @@ def _pieces(body: bytes, size: int) -> Iterator[_Piece]:
     begin, stack = 0, ""
     while True:
         end, string, signs = _cut(body, begin, size, stack)
+        if signs is None:
+            yield _Piece(begin, end, "", None, b"", is_part=True)
+            return
         nested = None if end == len(body) else _nested(stack, signs)
         if nested is None or len(nested) > _DEEPEST or (not nested and string is None):
             # The end, or a mistake: a bracket too many, or a comma behind the end.
@@ -271,12 +311,14 @@ def _pieces(body: bytes, size: int) -> Iterator[_Piece]:
         stack = nested
 
 
-def _cut(body: bytes, begin: int, size: int, stack: str) -> tuple[int, tuple[int, int] | None, bytes]:
-    """Where the piece that begins there ends, the bounds of the string that it ends at, and its brackets and colons."""
-    at, signs = begin, b""
+def _cut(body: bytes, begin: int, size: int, stack: str) -> tuple[int, tuple[int, int] | None, bytes | None]:
+    """Where the piece that begins there ends, the bounds of the string that it ends at, and its brackets and colons;
+    None where it is a part of what is longer than `LONGEST`."""
+    at, signs, length = begin, b"", 0
     while True:
+        text = body[at : at + size]
         # Every other one is in a string.
-        parts = _no_escapes(body[at : at + size]).split(b'"')
+        parts = _no_escapes(text).split(b'"')
         comma = _last_comma(parts)
         if comma is not None and at + comma[0] > begin:
             parts = parts[: comma[1] + 1]
@@ -285,11 +327,18 @@ def _cut(body: bytes, begin: int, size: int, stack: str) -> tuple[int, tuple[int
         signs += _signs(parts)
         behind = at + size
         if len(parts) % 2 == 0:
-            quote = min(behind, len(body)) - len(parts[-1]) - 1
+            quote = at + len(text) - len(parts[-1]) - 1
             close = _string_end(body, quote + 1, size)
             if close - quote > size and _is_value(body[begin:quote].rstrip(), stack, signs):
                 return quote, (quote + 1, close), signs
+            if close - quote > LONGEST:
+                return quote + 1, None, None
+            text = text[: quote - at]
+            length += close - quote
             behind = close + 1
+        length += len(text.translate(None, _SPACE))
+        if length > LONGEST:
+            return min(behind, len(body)), None, None
         if behind >= len(body):
             return len(body), None, signs
         at = behind

@@ -7,9 +7,8 @@ table in `gateway.openai.fields`. The values that hold a constraint stay raw JSO
 """
 
 import codecs
-import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
@@ -301,35 +300,52 @@ def parse_detokenize(body: bytes) -> DetokenizeRequest:
 def parse(body: bytes, kind: type[_Request]) -> _Request:
     """Parse and validate a body; a mistake is a 400 that names its place. The event loop can go on beside it where the
     body is large (`LARGE_BODY`) and this is called in a thread; its lists of token ids are arrays then."""
-    is_large = len(body) >= LARGE_BODY
-    too_many = ""
+    if len(body) >= LARGE_BODY:
+        return _parse_large(body, kind)
     try:
-        value = pieces.from_json(body) if is_large else pieces.at_once(body)
-    except pieces.TooMany as error:
-        # What is wrong with the beginning says more.
-        too_many, value = str(error), error.beginning
+        return kind.model_validate(pieces.at_once(body))
+    except ValidationError as error:
+        raise _as_api_error(error) from None
     except ValueError as error:
         raise _not_json(str(error), body) from None
-    if not is_large:
-        return _validated(kind.model_validate, value)
+
+
+def _parse_large(body: bytes, kind: type[_Request]) -> _Request:
+    too_much: ApiError | None = None
+    unfinished: Sequence[Any] = ()
+    try:
+        value = pieces.from_json(body)
+    except pieces.TooMuch as error:
+        value, unfinished = error.beginning, error.unfinished
+        too_much = bad_request(f"The body is too much: {error}.")
+    except ValueError as error:
+        raise _not_json(str(error), body) from None
     request = None
     try:
-        request = _validated(functools.partial(giving_way.validate, kind), value)
-        if too_many:
-            raise bad_request(f"The body is too much: {too_many}.")
+        request = giving_way.validate(kind, value)
+        if too_much is not None:
+            raise too_much
         # Of a request that is refused for them in the end, nothing else is to be done.
         refuse_many(request.model_extra or {})
+    except ValidationError as error:
+        # What is wrong with the beginning says more than that there is too much behind it.
+        refusal = too_much if too_much is not None and _may_follow(error, value, unfinished) else _as_api_error(error)
+        giving_way.empty(value)
+        raise refusal from None
     except ApiError:
         giving_way.empty(request, value)
         raise
     return request
 
 
-def _validated(validate: Callable[[Any], _Request], value: Any) -> _Request:
-    try:
-        return validate(value)
-    except ValidationError as error:
-        raise _as_api_error(error) from None
+def _may_follow(error: ValidationError, beginning: Any, unfinished: Sequence[Any]) -> bool:
+    """Whether what is wrong with the beginning of a body is that something is missing in it, which may stand behind."""
+    if beginning is None:
+        return True
+    first = error.errors(include_url=False)[0]
+    # The outermost object may be another one by now.
+    is_open = len(first["loc"]) == 1 or any(one is first["input"] for one in unfinished)
+    return first["type"] == "missing" and bool(unfinished) and is_open
 
 
 # jiter's words → what they mean to the one who wrote the body.
@@ -349,10 +365,13 @@ def _not_json(reason: str, body: bytes) -> ApiError:
     if body.startswith(codecs.BOM_UTF8):
         reason = "it begins with a byte order mark, which must be left out"
     else:
+        begin = 0
         try:
-            body.decode()
+            while begin < len(body):
+                end = begin + pieces.PIECE
+                begin += codecs.utf_8_decode(body[begin:end], "strict", end >= len(body))[1]
         except UnicodeDecodeError as error:
-            reason = f"it is not UTF-8 (byte {error.start})"
+            reason = f"it is not UTF-8 (byte {begin + error.start})"
     return bad_request(f"The body is not valid JSON: {reason}.", code="invalid_json")
 
 

@@ -9,7 +9,7 @@ from gateway.openai.errors import ApiError, internal_error, unavailable
 from gateway.output.events import CallArguments, CallStart, Content, Event, OutputParser, Reasoning
 from gateway.output.logprobs import Position
 from gateway.output.thinking import ThinkingTokens
-from gateway.triton.contract import Delta
+from gateway.triton.contract import Delta, Unread
 
 # The finish reasons that a client may see as they are (the last one is vLLM's, for repetition_detection); an
 # engine's other ends are errors.
@@ -93,7 +93,27 @@ class Answer:
         self.logprobs: list[Position] = []
         self.token_ids: list[int] = []
         self.prompt_token_ids: list[int] | None = None
-        self.prompt_logprobs: list[Position] | None = None
+        self._prompt_logprobs: list[Position] | Unread | None = None
+
+    @property
+    def prompt_logprobs(self) -> list[Position] | None:
+        """Those of a long prompt are read when they are first asked for, which takes long. Raises a 500 then."""
+        kept = self._prompt_logprobs
+        if not isinstance(kept, Unread):
+            return kept
+        read: list[Position] = kept.read()
+        self._prompt_logprobs = read
+        return read
+
+    @property
+    def large(self) -> list[object]:
+        """What is to be freed in parts."""
+        return [self.logprobs, self._prompt_logprobs]
+
+    @property
+    def unread_bytes(self) -> int:
+        """Of the JSON text of what is read when it is asked for."""
+        return len(self._prompt_logprobs) if isinstance(self._prompt_logprobs, Unread) else 0
 
     @property
     def text(self) -> str:
@@ -137,7 +157,9 @@ class Answer:
             self.thinking.add(outputs)
         self.logprobs += outputs.get("logprobs") or ()
         self.token_ids += outputs.get("token_ids") or ()
-        for once in ("prompt_token_ids", "prompt_logprobs", "stop_reason"):
+        if (prompt_logprobs := outputs.get("prompt_logprobs")) is not None:
+            self._prompt_logprobs = prompt_logprobs
+        for once in ("prompt_token_ids", "stop_reason"):
             if outputs.get(once) is not None:
                 setattr(self, once, outputs[once])
 

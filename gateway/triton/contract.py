@@ -16,7 +16,7 @@ import orjson
 
 from gateway.openai.errors import ApiError, bad_request, internal_error, unavailable
 from gateway.openai.json_text import dumps
-from gateway.openai.pieces import numbers, string
+from gateway.openai.pieces import PIECE, array, from_json, string
 
 # Triton's release 26.01 is server version 2.65; a minor version is a month.
 _OLDEST_STOCK = (2, 65)
@@ -56,7 +56,7 @@ class Encoded:
     def of(cls, prompt: Prompt) -> "Encoded":
         if isinstance(prompt, str):
             return cls(string(prompt), is_text=True, length=len(prompt))
-        return cls(numbers(prompt), is_text=False, length=len(prompt))
+        return cls(array(prompt), is_text=False, length=len(prompt))
 
     def __len__(self) -> int:
         return self.length
@@ -93,6 +93,28 @@ class Delta(NamedTuple):
     prompt_tokens: int
     new_tokens: int
     outputs: Mapping[str, Any] = _NOTHING
+
+
+class Unread:
+    """An output whose JSON text is large, to be read beside the event loop."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __len__(self) -> int:
+        return len(self._text)
+
+    def read(self) -> Any:
+        """In pieces, between which other threads get the interpreter. Raises a 500."""
+        try:
+            return from_json(self._text.encode(), is_limited=False)
+        except ValueError:
+            raise no_response() from None
+
+
+def no_response() -> ApiError:
+    """For an event that the contract does not know."""
+    return internal_error("its stream holds an event that is no response")
 
 
 class UpstreamError(Exception):
@@ -204,8 +226,15 @@ def parse_response(payload: bytes, outputs: Sequence[str] = ()) -> Delta:
     prompt_tokens, new_tokens = response.get("num_input_tokens", 0), response.get("num_output_tokens", 0)
     if type(text) is not str or type(prompt_tokens) is not int or type(new_tokens) is not int:
         raise ValueError("a response holds a value of the wrong type")
-    values = {name: orjson.loads(response.get(name) or b"null") for name in outputs} if outputs else _NOTHING
+    values = {name: _output(name, response.get(name)) for name in outputs} if outputs else _NOTHING
     return Delta(text, None if reason is None or reason == "None" else str(reason), prompt_tokens, new_tokens, values)
+
+
+def _output(name: str, text: Any) -> Any:
+    # The one that comes for thousands of tokens at once.
+    if name == "prompt_logprobs" and isinstance(text, str) and len(text) > PIECE:
+        return Unread(text)
+    return orjson.loads(text or b"null")
 
 
 def refusal_text(body: bytes) -> str:

@@ -10,8 +10,16 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
-from gateway.openai.errors import ApiError, internal_error
-from gateway.triton.contract import Backend, Delta, UpstreamError, error_from, parse_response, refusal_text
+from gateway.openai.errors import ApiError
+from gateway.triton.contract import (
+    Backend,
+    Delta,
+    UpstreamError,
+    error_from,
+    no_response,
+    parse_response,
+    refusal_text,
+)
 from gateway.triton.failure import InstanceFailure
 from gateway.triton.generate import Borrower, BrokenConnection, ConnectError, Connections
 
@@ -202,7 +210,7 @@ class Generation:
                 self._failure = self._understood("failed a request", str(error))
                 break
             except (ValueError, TypeError, AttributeError):
-                self._failure = internal_error("its stream holds an event that is no response")
+                self._failure = no_response()
                 break
         if not deltas and self._failure is not None:
             raise self._failure

@@ -43,7 +43,9 @@ class Paths:
         """`batched_egress` is the model's setting, `buffer_bytes` how much may wait for a slow client; the rest as in
         `Generation` and `request_body`. Raises a 503 where the model must be asked in a way that it does not offer, a
         400 as `request_body` does."""
-        subscription = self._subscription(model, contract, batched_egress)
+        # A prompt's log probabilities may be megabytes, which a subscription would read at once.
+        is_large = "prompt_logprobs" in request.outputs and batched_egress != "always"
+        subscription = None if is_large else self._subscription(model, contract, batched_egress)
         path = "per_request" if subscription is None else "batched"
         _counter(model, self._instance, path).inc()
         where = self._instance, self._connections, model

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from bench.mock_engine.running import MockEngine
+from gateway.openai.pieces import PIECE
 from gateway.openai.schema import LARGE_BODY
 from tests.support.chat import MODEL, TELLING, beside, events
 
@@ -143,3 +144,21 @@ def test_a_whole_completion_with_thousands_of_log_probabilities(client: httpx.Cl
     chunks = events(post(client, COMPLETION, asked | {"stream": True}))
     parts = [choice["logprobs"] for chunk in chunks for choice in chunk["choices"] if choice["logprobs"]]
     assert whole == {name: [one for part in parts for one in part[name]] for name in whole}
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETION])
+def test_the_log_probabilities_of_a_long_prompt(path: str, client: httpx.Client) -> None:
+    """They are read in pieces where they are many."""
+    text = "word " * 60
+    asked: dict[str, Any] = {"max_tokens": 1, "seed": 7, "n": 2, "prompt_logprobs": 20}
+    asked |= {"prompt": text} if path == COMPLETION else {"messages": [{"role": "user", "content": text}]}
+    answer = post(client, path, asked | {"return_token_ids": True}).json()
+    assert "error" not in answer, answer
+    places = [answer] if path == CHAT else answer["choices"]
+    ids = answer["prompt_token_ids"] if path == CHAT else answer["choices"][0]["prompt_token_ids"]
+    for place in places:
+        first, *others = place["prompt_logprobs"]
+        assert first is None
+        assert [next(iter(one)) for one in others] == [str(number) for number in ids[1:]]
+        assert {len(one) for one in others} <= {20, 21}
+    assert len(json.dumps(places[0]["prompt_logprobs"])) > 10 * PIECE

@@ -1,12 +1,19 @@
 """A large body is worked on in a thread, a small one at once; either way the result and the failure come through."""
 
 import asyncio
+import gc
 import threading
+import weakref
 
 import pytest
 
 from gateway.api.aside import aside
+from gateway.openai.errors import ApiError, bad_request
 from gateway.openai.schema import LARGE_BODY
+
+
+class Held:
+    """What a frame holds."""
 
 
 async def where(size: int) -> int:
@@ -34,3 +41,32 @@ async def test_a_failure_comes_through(size: int) -> None:
 
     with pytest.raises(ValueError, match="no"):
         await aside(size, fail)
+
+
+async def test_the_collector_looks_often_at_what_a_large_body_leaves() -> None:
+    before = gc.get_threshold()
+    gc.set_threshold(20_000)
+    try:
+        assert (await aside(LARGE_BODY, gc.get_threshold))[0] <= 700
+        assert gc.get_threshold()[0] == 20_000
+    finally:
+        gc.set_threshold(*before)
+
+
+async def test_a_refusal_keeps_nothing_of_the_body() -> None:
+    def refuse() -> None:
+        value = Held()
+        held.append(weakref.ref(value))
+        try:
+            raise ValueError("of the parser")
+        except ValueError:
+            raise bad_request("no") from None
+
+    held: list[weakref.ref[Held]] = []
+    gc.disable()
+    try:
+        with pytest.raises(ApiError, match="no"):
+            await aside(LARGE_BODY, refuse)
+        assert held[0]() is None
+    finally:
+        gc.enable()

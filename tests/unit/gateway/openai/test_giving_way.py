@@ -161,6 +161,12 @@ def test_what_nobody_needs_any_more_is_emptied() -> None:
         (b'{"model":"m","messages":[' + b"{}," * 100_000 + b"{}]}", "messages[0].role is required."),
         (b'{"model":"m","messages":[{"role":"user","content":"x"}' + b"  " * 200_000 + b"}", "expected `,` or `]`"),
         (b'{"model":"m","messages":[]' + b"  " * 200_000 + b',"model":"n"}', 'the key "model" stands twice'),
+        (b'{"' + b"x" * 400_000 + b'":1,"model":"m","messages":[{"role":"user","content":"x"}]}', "is too much"),
+        (b'{"x":[' + b"[]," * 90_000 + b'[]],"model":"m","messages":[{"role":"user","content":"x"}]}', "is too much"),
+        (b'{"model":"m","messages":[{"x":[' + b"[]," * 90_000 + b'[]],"role":"user","content":"x"}]}', "is too much"),
+        (b'{"model":"m","messages":[{"content":"x"},{"' + b"x" * 400_000 + b'":1}]}', "messages[0].role is required."),
+        (b'{"model":"m","messages":[{"role":"user","content":"' + "é".encode() * 200_000 + b'\xff"}]}',
+         "it is not UTF-8 (byte 400051)."),
     ],
 )
 def test_what_is_wrong_with_a_large_body(body: bytes, words: str) -> None:
@@ -168,7 +174,7 @@ def test_what_is_wrong_with_a_large_body(body: bytes, words: str) -> None:
     with pytest.raises(ApiError) as caught:
         parse_chat(body)
     assert caught.value.status == 400
-    assert words in caught.value.message
+    assert words in caught.value.message, caught.value.message
 
 
 def test_unknown_members_by_the_hundred_thousand() -> None:

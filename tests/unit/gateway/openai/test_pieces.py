@@ -82,6 +82,72 @@ def test_every_cut_reads_the_same(body: bytes, allow_inf_nan: bool) -> None:
             assert found == expected
 
 
+@given(bodies(), st.sampled_from(SIZES))
+@example(b'{"a":1,"' + b"k" * 60 + b'":2}', 16)
+@example(b'{"' + b"k" * 60 + b'":!}', 16)
+@example(b'{"a":1,"b":2,"a":3,"' + b"k" * 60 + b'":!}', 16)
+@example(b'{"a":1,"b" "' + b"k" * 60 + b'"}', 16)
+@example(b'["a" "' + b"k" * 60 + b'"]', 16)
+@example(b'{} "' + b"k" * 60 + b'"', 16)
+@example(b"1." + b"1" * 60, 16)
+@example(b"[1e" + b"1" * 60 + b"]", 16)
+@example(b"[" + b" " * 60 + b"1" + b" " * 60 + b"]", 16)
+@settings(max_examples=300)
+def test_what_is_too_long_is_not_read(body: bytes, size: int) -> None:
+    """Whatever is ahead of it is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pieces, "LONGEST", 40)
+        try:
+            found: Any = repr(pieces.from_json(body, piece=size))
+        except pieces.TooMuch:
+            assert len(body) > 40
+            return
+        except ValueError as error:
+            found = error.args
+    if body.isascii():
+        assert found == read(body, None)
+
+
+@pytest.mark.parametrize("ahead", [b'{"a":1,', b'{"a":[{"b":{', b"{"])
+def test_a_name_of_megabytes(ahead: bytes) -> None:
+    with pytest.raises(pieces.TooMuch, match="name or a number of more than 262144 bytes") as caught:
+        pieces.from_json(ahead + b'"' + b"k" * 4_000_000 + b'":1')
+    assert caught.value.beginning == {b'{"a":1,': {"a": 1}}.get(ahead)
+    assert caught.value.unfinished == ([caught.value.beginning] if caught.value.beginning else [])
+
+
+def test_the_longest_name() -> None:
+    name = "k" * (pieces.LONGEST - 100)
+    assert pieces.from_json(b'[1,{"' + name.encode() + b'":[2]}]') == [1, {name: [2]}]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"a":1,"' + rb"\"" * 120_000,
+        b'{"a":' + b'"' * 3_000_000,
+        b'{"a":' + b'"b" ' * 700_000,
+        b'{"a":1 "' + b"x" * 3_000_000 + b'"}',
+        b"x" * 3_000_000,
+        b"[" * 3_000_000,
+        b"[" + b"[]" * 1_500_000,
+        b"[" + b"1" * 3_000_000,
+        b"[" + b"\n" * 3_000_000 + b"x]",
+    ],
+)
+def test_a_mistake_ahead_of_megabytes_without_a_comma(body: bytes) -> None:
+    """It takes no call for all of them."""
+    assert read(body, pieces.PIECE) == read(body, None)
+
+
+def test_what_was_read_ahead_of_a_mistake_is_let_go_of_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    emptied: list[Any] = []
+    monkeypatch.setattr(pieces, "empty", emptied.append)
+    with pytest.raises(ValueError, match="expected value"):
+        pieces.from_json(b'{"a":[1,2,3,4,5,6,7,8],"b":!}', piece=16)
+    assert emptied == [{"a": [1, 2, 3, 4, 5, 6, 7, 8]}]
+
+
 def test_a_body_of_many_pieces() -> None:
     texts = [f'"{number}" \\ é' for number in range(9000)]
     value = {
@@ -97,7 +163,7 @@ def test_a_body_of_many_pieces() -> None:
 
 @pytest.mark.parametrize("body", [b"[" + b"{},[]," * 200_000 + b"!", b'[{"a":[' + b"[1]," * 200_000])
 def test_of_too_many_lists_and_objects_the_beginning_is_read(body: bytes) -> None:
-    with pytest.raises(pieces.TooMany, match="more than 60000 lists and objects") as caught:
+    with pytest.raises(pieces.TooMuch, match="more than 60000 lists and objects") as caught:
         pieces.from_json(body)
     beginning = caught.value.beginning
     found = beginning[0]["a"] if isinstance(beginning[0], dict) and beginning[0] else beginning
@@ -107,7 +173,7 @@ def test_of_too_many_lists_and_objects_the_beginning_is_read(body: bytes) -> Non
 
 def test_of_too_many_members_the_beginning_is_read() -> None:
     body = b"{" + b",".join(b'"%d":1' % number for number in range(400_000)) + b"}"
-    with pytest.raises(pieces.TooMany, match="170000 members of objects") as caught:
+    with pytest.raises(pieces.TooMuch, match="170000 members of objects") as caught:
         pieces.from_json(body)
     assert pieces.MAX_MEMBERS <= len(caught.value.beginning) <= pieces.MAX_MEMBERS + pieces.PIECE
 
@@ -124,5 +190,7 @@ def test_a_text_as_json(text: str, times: int) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, pieces.PIECE // 8, pieces.PIECE // 8 + 1, 50_000])
-def test_numbers_as_json(count: int) -> None:
-    assert pieces.numbers(range(count)) == orjson.dumps(list(range(count)))
+def test_a_list_as_json(count: int) -> None:
+    assert pieces.array(range(count)) == orjson.dumps(list(range(count)))
+    texts = [f'"{number}é' for number in range(count)]
+    assert pieces.array(texts) == orjson.dumps(texts)

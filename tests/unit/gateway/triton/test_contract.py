@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from gateway.openai import pieces
 from gateway.openai.errors import ApiError
 from gateway.triton import contract
 from gateway.triton.contract import (
@@ -208,3 +209,35 @@ def test_stock_errors_are_told_apart_where_they_can_be(text: str, status: int, p
     assert (error.status, error.param) == (status, param)
     assert "NoneType" not in error.message
     assert "/opt" not in error.message
+
+
+def of_prompt(text: str) -> Any:
+    event = json.dumps({"text_output": "a", "num_output_tokens": 1, "prompt_logprobs": text}).encode()
+    return contract.parse_response(event, ("prompt_logprobs",)).outputs["prompt_logprobs"]
+
+
+def test_a_long_prompts_log_probabilities_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = {"logprob": -0.1, "rank": 1, "decoded_token": ' "é'}
+    positions = [None, *({str(token): entry for token in range(20)} for _ in range(4000))]
+    text = json.dumps(positions)
+    unread = of_prompt(text)
+    assert isinstance(unread, contract.Unread)
+    assert len(unread) == len(text)
+    lengths: list[int] = []
+    at_once = pieces.at_once
+
+    def measured(piece: bytes, *, allow_inf_nan: bool) -> Any:
+        lengths.append(len(piece))
+        return at_once(piece, allow_inf_nan=allow_inf_nan)
+
+    monkeypatch.setattr(pieces, "at_once", measured)
+    # More lists and objects than a client may send.
+    assert unread.read() == positions
+    assert max(lengths) < 2 * pieces.PIECE
+    assert of_prompt("[null]") == [None]
+
+
+def test_log_probabilities_that_are_no_json() -> None:
+    with pytest.raises(ApiError, match="its stream holds an event that is no response") as caught:
+        of_prompt("[null" * 10_000).read()
+    assert caught.value.status == 500
