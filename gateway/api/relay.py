@@ -107,7 +107,7 @@ class Relay:
 
     def _flush(self) -> None:
         self._is_flushed = True
-        if self.native is not None and self.native.is_due:
+        if self.native is not None:
             self.native.flush()
 
     def stop(self, stream: "Stream") -> "Outcome":

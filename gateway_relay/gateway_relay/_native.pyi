@@ -170,7 +170,7 @@ class Relay:
     def is_due(self) -> bool:
         """Whether there is something to `flush`."""
     def flush(self) -> None:
-        """Tell the thread what it is to ask."""
+        """No more comes at once: tell the thread what it is to ask."""
     def stop(self, stream: Stream) -> Outcome:
         """From here on neither socket of a stream is touched. What came of it is for the first caller. A request that
         was asked and has not ended by itself is given up."""

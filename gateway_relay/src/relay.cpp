@@ -87,7 +87,7 @@ std::shared_ptr<Stream> Relay::start(int upstream, int client, Frame frame, doub
 std::shared_ptr<Stream> Relay::ask(
     std::shared_ptr<Upstreams> upstreams, std::string_view request, int client, Script script) {
     Upstreams::Socket kept = upstreams->take();
-    const bool is_own = kept != nullptr && unpolled_ < kAtOnce;
+    const bool is_own = kept != nullptr && unflushed_ < kAtOnce;
     auto stream = std::make_shared<Stream>(
         ++last_number_, is_own ? own_epoll_ : epoll_, std::move(upstreams), std::move(kept), request, client,
         std::move(script), bounds_);
@@ -100,15 +100,20 @@ std::shared_ptr<Stream> Relay::ask(
             is_due = ++unrung_ == kTogether;
         }
     }
-    if (is_due) flush();
+    if (is_due) wake();
     if (is_own) {
-        ++unpolled_;
+        ++unflushed_;
         if (stream->ask()) have_ended({stream->number});
     }
     return stream;
 }
 
 void Relay::flush() {
+    unflushed_ = 0;
+    if (unrung_ != 0) wake();
+}
+
+void Relay::wake() {
     unrung_ = 0;
     ring(asked_event_.number());
 }
@@ -131,7 +136,7 @@ std::vector<std::uint64_t> Relay::poll() {
     std::array<epoll_event, 64> events;
     const int count = epoll_wait(own_epoll_->number(), events.data(), static_cast<int>(events.size()), 0);
     std::vector<std::uint64_t> numbers;
-    unpolled_ = 0;
+    unflushed_ = 0;
     if (count <= 0) return numbers;
     for (const auto& stream : found({events.data(), static_cast<std::size_t>(count)})) {
         bool has_ended = stream->step(own_workspace_);

@@ -43,7 +43,7 @@ class Relay {
     /// Whether there is something to `flush`.
     [[nodiscard]] bool is_due() const { return unrung_ != 0; }
 
-    /// Tells the thread what it is to ask.
+    /// No more comes at once: tells the thread what it is to ask.
     void flush();
 
     /// From here on neither socket of a stream is touched. What came of it is for the first caller.
@@ -69,6 +69,7 @@ class Relay {
     using Streams = std::vector<std::shared_ptr<Stream>>;
 
     void run();
+    void wake();
     bool ask_some(std::vector<std::uint64_t>& ended);
     void have_ended(const std::vector<std::uint64_t>& numbers);
     Streams found(std::span<const epoll_event> events);
@@ -89,8 +90,8 @@ class Relay {
     std::deque<std::shared_ptr<Stream>> asked_;
     /// How many of these came since it was told of any.
     std::atomic<std::size_t> unrung_ = 0;
-    /// How many were asked at once since the last `poll`, which is called when their answers come.
-    std::size_t unpolled_ = 0;
+    /// How many came since the last `flush`, or `poll`, that the thread was not to ask.
+    std::size_t unflushed_ = 0;
     std::thread thread_;
 };
 

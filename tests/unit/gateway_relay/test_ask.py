@@ -1210,6 +1210,22 @@ def test_of_many_that_come_at_once_most_are_the_threads(count: int) -> None:
             assert body_of(one.read(), is_finished=True) == plain(ANSWER, WITH_USAGE).body
 
 
+def test_the_next_turn_begins_anew_though_no_answer_came() -> None:
+    with new_world(most=40) as world:
+        with ExitStack() as stack:
+            for one in [stack.enter_context(ask(world)) for _ in range(40)]:
+                finish(one)
+        # All have a connection, and are given up at once.
+        for _ in range(32):
+            with ask(world, waits=False):
+                assert not world.relay.is_due
+        with ask(world, waits=False):
+            assert world.relay.is_due, "that is the thread's"
+        world.relay.flush()
+        with ask(world, waits=False):
+            assert not world.relay.is_due
+
+
 def test_the_thread_is_told_at_the_end_of_a_turn_or_of_some_requests_together() -> None:
     with new_world() as world, ExitStack() as stack:
         asked = stack.enter_context(ask(world, waits=False))
