@@ -18,7 +18,7 @@ from tests.support.garbage import Watched, watched_gateway
 from tests.support.gateway import raw_request
 from tests.support.waiting import wait_for
 
-COUNT = 20
+COUNT = 10
 
 End = Callable[[Watched, MockEngine, int], None]
 
