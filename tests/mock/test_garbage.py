@@ -34,11 +34,12 @@ def watched(paced: MockEngine, repository: Path, tmp_path_factory: pytest.TempPa
         yield watched
 
 
-def answered(**fields: Any) -> End:
+def answered(status: int = 200, more: str = "", **fields: Any) -> End:
     def end(watched: Watched, _: MockEngine, number: int) -> None:
+        own = {"user": str(number)} if "user" in fields else {}
         # A connection for each: they end, too.
         with httpx.Client(base_url=watched.gateway.url, timeout=30, verify=False) as client:
-            ask(client, f"Number {number}.", **(fields | ({"user": str(number)} if "user" in fields else {})))
+            assert ask(client, f"Number {number}.{more}", **fields | own).status_code == status
 
     return end
 
@@ -56,8 +57,20 @@ def gone(**fields: Any) -> End:
 def late(watched: Watched, engine: MockEngine, number: int) -> None:
     """One of each for all: they take a while."""
     if number == 0:
-        for fields in ({"stream": True, "user": ""}, {"stream": True}, {"stream": False}):
-            answered(max_tokens=490, **fields)(watched, engine, number)
+        failing(200, stall_after=2, stream=True, user="")(watched, engine, number)
+        failing(200, stall_after=2, stream=True)(watched, engine, number)
+        failing(504, stall_after=2, stream=False)(watched, engine, number)
+
+
+def failing(status: int, stream: bool, user: str | None = None, **fault: Any) -> End:
+    fields: dict[str, Any] = {"stream": stream} | ({} if user is None else {"user": user})
+
+    def end(watched: Watched, engine: MockEngine, number: int) -> None:
+        engine.add_fault(**fault)
+        answered(status, **fields)(watched, engine, number)
+        engine.clear_faults()
+
+    return end
 
 
 def half(watched: Watched, engine: MockEngine, number: int) -> None:
@@ -82,11 +95,19 @@ ENDS: dict[str, End] = {
     "answered, by the relay": answered(stream=True),
     "answered, of an unknown form": answered(stream=False, user=""),
     "answered, a stream of an unknown form": answered(stream=True, user=""),
-    "refused by the schema": answered(messages=5),
-    "refused by a field's bounds": answered(temperature=-1),
-    "refused, no such model": answered(model="none"),
-    "refused by the engine": answered(max_tokens=511),
-    "refused by the checker": answered(response_format={"type": "json_schema", "json_schema": {"name": "a"}}),
+    "refused by the schema": answered(400, messages=5),
+    "refused by a field's bounds": answered(400, temperature=-1),
+    "refused, no such model": answered(404, model="none"),
+    "refused by the engine": answered(400, more="x" * 600),
+    "a stream refused by the engine": answered(400, more="x" * 600, stream=True),
+    "refused by the checker": answered(400, structured_outputs={"regex": "("}),
+    "the engine fails": failing(500, stream=False, error_before="INTERNAL: it broke"),
+    "the engine fails, of an unknown form": failing(500, stream=False, user="", error_before="INTERNAL: it broke"),
+    "the engine fails a stream": failing(200, stream=True, error_after={"tokens": 2, "error": "INTERNAL: it broke"}),
+    "the connection breaks in mid-stream": failing(200, stream=True, close_after={"events": 3}),
+    "the connection breaks in mid-stream, of an unknown form": failing(
+        200, stream=True, user="", close_after={"events": 3}
+    ),
     "gone": gone(stream=False),
     "gone, from the relay": gone(stream=True),
     "gone, of an unknown form": gone(stream=False, user="u"),
