@@ -423,7 +423,8 @@ class _Run:
         except Exception as error:
             if self._generation is generation:
                 self._ended_by(error)
-            forget_where(error)
+            else:
+                forget_where(error)
 
     async def _connect(self, generation: Generation) -> None:
         try:
@@ -431,7 +432,8 @@ class _Run:
         except Exception as error:
             if self._generation is generation:
                 self._ended_by(error)
-            forget_where(error)
+            else:
+                forget_where(error)
 
     def _news(self) -> None:
         """Something may have come from the instance, or the client reads on."""

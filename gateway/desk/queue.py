@@ -92,7 +92,7 @@ class FairQueue(Generic[_Ticket]):
 
     def _admit(self, ticket: Ticket) -> None:
         self.open += ticket.generations
-        self._open_of[ticket.key] = self._open_of.get(ticket.key, 0) + ticket.generations
+        self._open_of[ticket.key] = self.open_of(ticket.key) + ticket.generations
         self._turns += 1
         self._turn_of[ticket.key] = self._turns
 

@@ -60,7 +60,7 @@ class Health:
     @property
     def takes(self) -> bool:
         """Whether it takes one more now."""
-        return not self.trial and self.state in _OPEN
+        return self.is_open and not self.trial
 
     def share(self, now: float) -> float:
         """Its part of what it would get if it had never been away: above 0, at most 1."""

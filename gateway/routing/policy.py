@@ -18,7 +18,7 @@ def choose(
     A half-open one comes first: its one request is how it comes back, and there is no other way. For a request that
     failed once (`is_retry`) it comes last.
     """
-    fit = [target for target in targets if target.takes and not (exclude and target.instance.name in exclude)]
+    fit = [target for target in targets if target.takes and target.instance.name not in exclude]
     if len(fit) == 1:
         return fit[0]
     return min(

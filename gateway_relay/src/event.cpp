@@ -3,13 +3,12 @@
 #include <array>
 #include <charconv>
 
+#include "json_text.hpp"
 #include "utf8.hpp"
 
 namespace relay {
 
 namespace {
-
-constexpr std::string_view kHex = "0123456789abcdef";
 
 /// The value of a hexadecimal digit, or -1.
 int hex_value(char c) {
@@ -21,22 +20,8 @@ int hex_value(char c) {
 
 /// Appends a character as the client's JSON writes it: UTF-8, with the shortest escapes that JSON demands.
 void put_character(std::uint32_t code, std::string& out) {
-    if (code < 0x20) {
-        out += '\\';
-        switch (code) {
-            case '\b': out += 'b'; return;
-            case '\t': out += 't'; return;
-            case '\n': out += 'n'; return;
-            case '\f': out += 'f'; return;
-            case '\r': out += 'r'; return;
-            default:
-                out += "u00";
-                out += kHex[code >> 4];
-                out += kHex[code & 15];
-        }
-    } else if (code == '"' || code == '\\') {
-        out += '\\';
-        out += static_cast<char>(code);
+    if (code < 0x20 || code == '"' || code == '\\') {
+        json_text::put_escape(static_cast<char>(code), out);
     } else {
         utf8::put(code, out);
     }

@@ -26,9 +26,27 @@ inline std::size_t plain_length(std::string_view text) {
     return at;
 }
 
+/// Appends the shortest escape of a character that JSON demands one for: a control character, a quote or a backslash.
+inline void put_escape(char c, std::string& out) {
+    constexpr std::string_view kHex = "0123456789abcdef";
+    out += '\\';
+    switch (c) {
+        case '\b': out += 'b'; return;
+        case '\f': out += 'f'; return;
+        case '\n': out += 'n'; return;
+        case '\r': out += 'r'; return;
+        case '\t': out += 't'; return;
+        case '"':
+        case '\\': out += c; return;
+        default:
+            out += "u00";
+            out += kHex[static_cast<unsigned char>(c) >> 4];
+            out += kHex[static_cast<unsigned char>(c) & 15];
+    }
+}
+
 /// The string that means `text`, which is UTF-8, as Python's orjson writes it.
 inline std::string quoted(std::string_view text) {
-    constexpr std::string_view kHex = "0123456789abcdef";
     std::string out;
     // Most prompts have a line break in some hundred bytes.
     out.reserve(text.size() + text.size() / 64 + 16);
@@ -37,21 +55,7 @@ inline std::string quoted(std::string_view text) {
         const std::size_t plain = plain_length(text);
         out.append(text, 0, plain);
         if (plain == text.size()) break;
-        const char c = text[plain];
-        out += '\\';
-        switch (c) {
-            case '\b': out += 'b'; break;
-            case '\f': out += 'f'; break;
-            case '\n': out += 'n'; break;
-            case '\r': out += 'r'; break;
-            case '\t': out += 't'; break;
-            case '"':
-            case '\\': out += c; break;
-            default:
-                out += "u00";
-                out += kHex[static_cast<unsigned char>(c) >> 4];
-                out += kHex[static_cast<unsigned char>(c) & 15];
-        }
+        put_escape(text[plain], out);
         text.remove_prefix(plain + 1);
     }
     out += '"';
