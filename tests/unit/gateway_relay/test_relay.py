@@ -60,6 +60,17 @@ class Running:
             self._ended.update(self.relay.ended())
         return number in self._ended
 
+    def finish_reading(self) -> None:
+        """What its thread has begun to read it has read: a read goes on as long as something comes, also after a socket
+        was found empty. Then it sees the end of another stream."""
+        with ExitStack() as stack:
+            there, upstream = map(stack.enter_context, socket.socketpair())
+            server, _ = map(stack.enter_context, socket.socketpair())
+            there.shutdown(socket.SHUT_WR)
+            stream = self.relay.start(upstream.fileno(), server.fileno(), *AROUND, 0.0)
+            wait_for(lambda: self.has_ended(stream.number), "the end of another stream", pause=0)
+            self.relay.stop(stream)
+
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Running]:
@@ -192,6 +203,7 @@ def relayed(
             ends.triton.sendall(piece)
             # So that each comes by itself.
             wait_for(lambda: ends.has_read or ends.has_ended, "the relay to read", pause=0)
+            running.finish_reading()
         ends.triton.shutdown(socket.SHUT_WR)
         wait_for(lambda: ends.has_ended, "the relay to end", pause=0)
         outcome = ends.stop()
