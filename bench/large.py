@@ -77,7 +77,7 @@ def _nested(depth: int, value: Any) -> Any:
 
 
 _PROPERTIES = {f"property_{number}": {"type": "string", "description": "x" * 40} for number in range(50)}
-_UNKNOWN = {f"unknown_{number}": 1 for number in range(150_000)}
+_UNKNOWN = {f"unknown_{number}": "x" * 24 for number in range(79_000)}
 
 CASES: dict[str, tuple[str, int, Callable[[], bytes]]] = {
     "9,999 messages": (_CHAT, 200, lambda: chat(*["word " * 75] * 9999)),
@@ -91,10 +91,16 @@ CASES: dict[str, tuple[str, int, Callable[[], bytes]]] = {
     "500 tools": (_CHAT, 200, lambda: chat("x", tools=[_tool(number, _PROPERTIES) for number in range(500)])),
     "one tool with 400,000 numbers": (_CHAT, 200, lambda: chat("x", tools=[_tool(0, {"enum": list(range(400_000))})])),
     "documents, nested 150 deep": (_CHAT, 200, lambda: chat("x", documents=[{"a": [_nested(150, "x" * 9000)] * 390}])),
-    "a bias for 150,000 tokens": (_CHAT, 200, lambda: chat("x", logit_bias={str(n): 1 for n in range(150_000)})),
+    "40 objects of 10,000 members": (
+        _CHAT,
+        200,
+        lambda: chat("x", documents=[{str(n): 1 for n in range(10_000)}] * 40),
+    ),
+    "a bias for 79,000 tokens": (_CHAT, 200, lambda: chat("x", logit_bias={str(n): 1 for n in range(79_000)})),
+    "600,000 allowed tokens": (_CHAT, 200, lambda: chat("x", allowed_token_ids=list(range(600_000)))),
     "a schema with 400,000 numbers": (_CHAT, 400, lambda: chat("x", guided_json={"enum": list(range(400_000))})),
-    "150,000 unknown members": (_CHAT, 400, lambda: chat("x", **_UNKNOWN)),
-    "a message with 150,000 unknown members": (
+    "79,000 unknown members": (_CHAT, 400, lambda: chat("x", **_UNKNOWN)),
+    "a message with 79,000 unknown members": (
         _CHAT,
         400,
         lambda: _dumps({"model": _MODEL.name, "messages": [{"role": "user", "content": "x", **_UNKNOWN}]}),

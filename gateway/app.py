@@ -22,7 +22,6 @@ from starlette.exceptions import HTTPException
 from gateway.access.authentication import Access
 from gateway.api import admin, document
 from gateway.api.admin_models import model_routes
-from gateway.api.aside import switch_early
 from gateway.api.chat import Chat
 from gateway.api.completions import Completions
 from gateway.api.direct import ChatForm, Direct
@@ -31,6 +30,7 @@ from gateway.api.generate import GenerateRoute
 from gateway.api.http import Receive, Scope, Send, send_error
 from gateway.api.relay import Relay
 from gateway.api.tokenize import Tokenization
+from gateway.aside import keep_freed_memory, switch_early
 from gateway.checker import Checker
 from gateway.checker_lane import CannotStart
 from gateway.desk.link import RemoteDesk
@@ -128,6 +128,7 @@ class Gateway:
             # Nothing is served yet; an exception here would only become a stack trace of uvicorn's.
             os._exit(1)
         switch_early()
+        keep_freed_memory()
         self._loop = asyncio.get_running_loop()
         self._relay.open()
         await self._desk.start()

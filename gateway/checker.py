@@ -12,14 +12,16 @@ import logging
 import math
 from collections import OrderedDict
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
 from typing import Any, Final
 
 import orjson
 
+from gateway.aside import aside
 from gateway.checker_lane import Busy, Died, Lane, Overrun, Unavailable
 from gateway.openai.errors import ApiError, bad_request
-from gateway.openai.json_text import dumps
+from gateway.openai.writing import text as text_of
 from gateway.translate.structured import MAX_BYTES, Constraint
 
 _log = logging.getLogger(__name__)
@@ -79,13 +81,14 @@ class Checker:
         for lane in (self._quick, self._slow, self._answers):
             await lane.close()
 
-    async def check(self, constraint: Constraint, backend: str) -> Constraint:
-        """`schema_check.check` in a child: the constraint with its form for the engine.
+    async def check(self, constraint: Constraint, backend: str, size: int = 0) -> Constraint:
+        """`schema_check.check` in a child: the constraint with its form for the engine. `size` is that of the
+        request's body, in bytes.
 
         Raises `ApiError`: 400 with the place for what the backend does not enforce and for what is too
         large or too expensive to check, 503 when there is no verdict, as when too many checks wait.
         """
-        value = dumps(constraint.value)
+        value = await aside(size, partial(text_of, constraint.value))
         if len(value) > MAX_BYTES:
             raise bad_request(
                 f"{constraint.place} has {len(value)} bytes; at most {MAX_BYTES} are checked.", constraint.place
@@ -107,14 +110,14 @@ class Checker:
             raise ApiError(error["status"], message, param=param, code=error["code"])
         return replace(constraint, rewritten=answer["rewritten"])
 
-    async def violation(self, constraint: Constraint, text: str) -> str | None:
-        """`schema_check.violation` in a child: None, or what a finished answer does wrong.
+    async def violation(self, constraint: Constraint, text: str, size: int = 0) -> str | None:
+        """`schema_check.violation` in a child: None, or what a finished answer does wrong. `size` as in `check`.
 
         Raises `NotValidated`, and nothing else, when there is no verdict within `ANSWER_WAIT` seconds.
         """
         if constraint.kind not in _JUDGED:
             return None
-        value = orjson.Fragment(dumps(constraint.value))
+        value = orjson.Fragment(await aside(size, partial(text_of, constraint.value)))
         request = orjson.dumps({"do": "violation", "kind": constraint.kind, "value": value, "text": text})
         try:
             async with asyncio.timeout(ANSWER_WAIT):

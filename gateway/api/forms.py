@@ -8,13 +8,15 @@ the second time, since some say something else in each request, such as the numb
 
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from gateway.openai.schema import LARGE_BODY
+
 try:
     from gateway_relay import read_chat, read_head
 except ImportError:
     read_chat = read_head = None  # type: ignore[assignment]
 
-LONGEST = 256 * 1024
-"""Bytes of a request; longer ones are read aside."""
+LONGEST = LARGE_BODY - 1
+"""Bytes of a request: of longer ones nothing is kept when they are over."""
 _LONGEST_FORM = 8 * 1024
 _MOST_FORMS = 256
 _MOST_SEEN = 4096

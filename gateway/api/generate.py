@@ -15,11 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
-import orjson
-from orjson import Fragment
-
 from gateway.access.keys import Key
-from gateway.api.aside import aside, drop
 from gateway.api.forms import Forms, Messages
 from gateway.api.http import (
     CLIENT,
@@ -39,6 +35,7 @@ from gateway.api.http import (
     watch_client,
 )
 from gateway.api.relay import Passage, Relay, native_question
+from gateway.aside import aside, drop
 from gateway.checker import Checker, NotValidated
 from gateway.desk.ask import Ask
 from gateway.desk.front import Front, Lease
@@ -50,6 +47,7 @@ from gateway.openai import sse
 from gateway.openai.errors import ApiError, bad_request, forget_where, unavailable
 from gateway.openai.fields import Field, judge_extras
 from gateway.openai.schema import LARGE_BODY
+from gateway.openai.writing import is_small
 from gateway.output.answer import Answer, usage
 from gateway.output.events import OutputParser
 from gateway.output.logprobs import TokenBytes
@@ -58,7 +56,7 @@ from gateway.settings import Settings
 from gateway.translate.constraints import both_bind
 from gateway.translate.sampling import for_choice, inputs, refuse_missing, sampling_parameters, without_effect
 from gateway.translate.structured import FIELDS, Constraint, constraint_of
-from gateway.triton.contract import BodyParts, Delta, Encoded, GenerateRequest, ModelContract, Prompt, is_text
+from gateway.triton.contract import BodyParts, Delta, Encoded, GenerateRequest, ModelContract, Prompt, Written, is_text
 from gateway.triton.failure import InstanceFailure
 from gateway.triton.fan_out import FanOut, News
 from gateway.triton.generation import Generation
@@ -381,7 +379,7 @@ class GenerateRoute(Generic[_Request]):
             try:
                 await self._answer(plan, record, deadline, receive, send, scope.get(CLIENT))
             finally:
-                drop(record.body_bytes, self._dialect.let_go(plan.request))
+                drop(record.body_bytes, plan.request)
 
     async def _timed_out(self, record: Record, send: Send) -> None:
         """The body did not come in time, or the client did not take its answer, past every deadline."""
@@ -541,7 +539,7 @@ class GenerateRoute(Generic[_Request]):
         constraint = translation.constraint
         if constraint is not None:
             try:
-                constraint = await self._checker.check(constraint, model.grammar_backend)
+                constraint = await self._checker.check(constraint, model.grammar_backend, body_bytes)
             except ApiError as error:
                 if not translation.is_optional or error.status != 400:
                     raise
@@ -562,9 +560,9 @@ class GenerateRoute(Generic[_Request]):
         if own is not None and request.constraints is not None:
             raise both_bind(own.place)
         sampling = sampling_parameters(request, model.defaults, model.max_model_len)
-        if body_bytes >= LARGE_BODY and request.logit_bias:
-            # It may name the whole vocabulary, and is written for each choice.
-            sampling["logit_bias"] = Fragment(orjson.dumps(request.logit_bias))
+        if body_bytes >= LARGE_BODY:
+            # A bias may name the whole vocabulary.
+            sampling = {name: value if is_small(value) else Written.of(value) for name, value in sampling.items()}
         return warnings, own, sampling, inputs(request)
 
     def _contract(self, model: ServedModel) -> ModelContract:
@@ -611,9 +609,6 @@ class GenerateRoute(Generic[_Request]):
             places = translation.places(number)
             for choice in range(choices):
                 index = len(answers)
-                if index and isinstance(prompt, Encoded):
-                    # To copy it takes a millisecond.
-                    await asyncio.sleep(0)
                 parser, thinking = translation.parser(), translation.thinking()
                 answers.append(Answer(index, number, parser, thinking, keeps_text=keeps_text))
                 asked = GenerateRequest(
@@ -626,7 +621,7 @@ class GenerateRoute(Generic[_Request]):
                     answer_id if plan.generations == 1 else f"{answer_id}-{index}",
                 )
                 generations.append(
-                    lease.upstream.paths.generation(
+                    await lease.upstream.paths.generation(
                         lease.model,
                         contract,
                         asked,
@@ -636,6 +631,7 @@ class GenerateRoute(Generic[_Request]):
                         headers,
                         model.batched_egress,
                         self._settings.stream_buffer_bytes,
+                        record.body_bytes,
                     )
                 )
         return answers, FanOut(generations)
@@ -826,7 +822,7 @@ class GenerateRoute(Generic[_Request]):
         for check in (check for answer in answers for check in _checks(job, answer)):
             kind = check.constraint.kind
             try:
-                found = await self._checker.violation(check.constraint, check.text)
+                found = await self._checker.violation(check.constraint, check.text, job.record.body_bytes)
             except NotValidated as error:
                 metrics.structured_not_validated_total.labels(name, kind).inc()
                 _log.warning("an answer of model %s was not validated: %s", name, error)

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable,
 from functools import partial
 from typing import Any, Protocol
 
-from gateway.api.aside import aside
+from gateway.aside import aside
 from gateway.openai.errors import ApiError
 
 Scope = MutableMapping[str, Any]

@@ -13,17 +13,17 @@ import orjson
 from orjson import Fragment
 
 from gateway.access.keys import Key
-from gateway.api.aside import aside
 from gateway.api.generate import bug
 from gateway.api.http import ClientGone, Receive, Scope, Send, read_body, send_error, send_json, warning_headers
 from gateway.api.in_flight import InFlight
+from gateway.aside import aside
 from gateway.models import ServedModel, ServedModels, named
 from gateway.observe.record import CLIENT_GONE, record_of
 from gateway.openai import giving_way
 from gateway.openai.errors import ApiError, bad_request, forget_where
 from gateway.openai.fields import DETOKENIZE, TOKENIZE, judge_extras
-from gateway.openai.pieces import array
 from gateway.openai.schema import TokenizeRequest, parse_detokenize, parse_tokenize
+from gateway.openai.writing import array
 from gateway.settings import Settings
 from gateway.tokenizer import ModelTokenizer
 

@@ -1,4 +1,4 @@
-"""Megabytes of JSON, read and written in pieces, between which other threads get the interpreter.
+"""Megabytes of JSON, read in pieces, between which other threads get the interpreter.
 
 A parser holds the interpreter for as long as its call takes, so that one call for a body of some megabytes keeps the
 event loop from its work for tens of milliseconds. Here each call is for one piece: a piece is cut before a comma, and
@@ -19,12 +19,16 @@ import orjson
 from gateway.openai.giving_way import empty
 
 MAX_CONTAINERS = 60_000
-MAX_MEMBERS = 170_000
-"""Lists and objects in one body, and members of all objects: more than any request has. The garbage collector looks at
-all of the former at once, and a large object moves or frees all of its members at once."""
+MAX_MEMBERS = 80_000
+"""Lists and objects in one body, and members of one object, about: more than any request has. The garbage collector
+looks at all of the former at once, and an object that grows beyond 87,381 (of CPython's sizes the one that this is for)
+moves its members into four megabytes of new memory in one call."""
 LONGEST = 256 * 1024
 """Bytes between two commas, but for spaces and for texts that are values: more than any name or number has, which are
 read in one call."""
+
+_LONG = 50_000
+"""Elements of a list: so many are looked at by the garbage collector in parts of a millisecond."""
 
 PIECE = 16 * 1024
 """Bytes. Of the costliest there is a millisecond in it."""
@@ -45,7 +49,7 @@ _LOOKED_AT = 32
 
 _SPACE = b" \t\r\n"
 _A_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-_NO_SIGN = bytes(set(range(256)) - set(b"[]{}:"))
+_NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 # Of a string, whole characters but for those of several bytes: an escape, or a pair of surrogates.
 _HIGH = rb"[dD][89abAB]"
 _CHARACTERS = re.compile(
@@ -64,8 +68,8 @@ class TooMuch(ValueError):
 
     def __init__(self, beginning: Any, unfinished: Sequence[Any]) -> None:
         super().__init__(
-            f"it holds more than {MAX_CONTAINERS} lists and objects, more than {MAX_MEMBERS} members of objects, or a "
-            f"name or a number of more than {LONGEST} bytes"
+            f"it holds more than {MAX_CONTAINERS} lists and objects, an object of more than {MAX_MEMBERS} members, or "
+            f"a name or a number of more than {LONGEST} bytes"
         )
         self.beginning = beginning
         self.unfinished = unfinished
@@ -73,14 +77,14 @@ class TooMuch(ValueError):
 
 class _Piece(NamedTuple):
     """`body[begin:end]`, whose brackets leave `stack` open. `string`: it ends where one begins that is read in parts,
-    the bounds of its characters. `signs` are its brackets and colons, if anything follows it. `is_part`: what it is the
+    the bounds of its characters. `brackets` are those in it, if anything follows it. `is_part`: what it is the
     beginning of is longer than `LONGEST`."""
 
     begin: int
     end: int
     stack: str
     string: tuple[int, int] | None
-    signs: bytes
+    brackets: bytes
     is_part: bool = False
 
 
@@ -115,32 +119,20 @@ def from_json(body: bytes, *, allow_inf_nan: bool = False, piece: int = PIECE, i
     return reader.root
 
 
-def string(text: str) -> bytes:
-    """It as JSON."""
-    parts = [orjson.dumps(text[begin : begin + PIECE])[1:-1] for begin in range(0, len(text), PIECE)]
-    return b"".join((b'"', *parts, b'"'))
-
-
-def array(values: Sequence[int] | Sequence[str]) -> bytes:
-    """A list of numbers or of short texts as JSON."""
-    size = PIECE // 8
-    parts = [orjson.dumps(list(values[begin : begin + size]))[1:-1] + b"," for begin in range(0, len(values), size)]
-    if parts:
-        parts[-1] = parts[-1][:-1]
-    return b"".join((b"[", *parts, b"]"))
-
-
 class _Reader:
     def __init__(self, body: bytes, allow_inf_nan: bool, piece: int) -> None:
         self.root: Any = None
         self.containers = 0
         self.members = 0
+        """Of the largest object that goes on from one piece into another."""
         self._body = body
         self._allow_inf_nan = allow_inf_nan
         self._piece = piece
         self._stack = ""
         self._open: list[Any] = []
         """The lists and objects that are open, from the outermost on."""
+        self._old: Any = None
+        """Of them the last one that grew long."""
 
     def too_much(self) -> TooMuch:
         return TooMuch(self.root, self._open)
@@ -163,10 +155,14 @@ class _Reader:
             self.root = value
         self._add(value, len(piece.stack))
         self._stack = piece.stack
-        self.containers += piece.signs.count(b"[") + piece.signs.count(b"{")
-        self.members += piece.signs.count(b":")
+        self.containers += piece.brackets.count(b"[") + piece.brackets.count(b"{")
         if piece.string is not None:
             self._put(self._long_string(*piece.string))
+        for one in self._open:
+            if len(one) > _LONG and one is not self._old:
+                # Where the collector looks seldom, before there is so much in it that a look takes milliseconds.
+                self._old = one
+                gc.collect(1)
 
     def _value(self, text: bytes) -> Any:
         return at_once(text, allow_inf_nan=self._allow_inf_nan)
@@ -205,6 +201,7 @@ class _Reader:
             if type(new) is dict:
                 del new[_BEFORE]
                 one.update(new)
+                self.members = max(self.members, len(one))
             else:
                 del new[0]
                 one.extend(new)
@@ -297,24 +294,24 @@ def _pieces(body: bytes, size: int) -> Iterator[_Piece]:
     """Of a text that is no JSON at least those up to its first mistake, which the last one shows."""
     begin, stack = 0, ""
     while True:
-        end, string, signs = _cut(body, begin, size, stack)
-        if signs is None:
+        end, string, brackets = _cut(body, begin, size, stack)
+        if brackets is None:
             yield _Piece(begin, end, "", None, b"", is_part=True)
             return
-        nested = None if end == len(body) else _nested(stack, signs)
+        nested = None if end == len(body) else _nested(stack, brackets)
         if nested is None or len(nested) > _DEEPEST or (not nested and string is None):
             # The end, or a mistake: a bracket too many, or a comma behind the end.
             yield _Piece(begin, min(end + 1, len(body)), "", None, b"")
             return
-        yield _Piece(begin, end, nested, string, signs)
+        yield _Piece(begin, end, nested, string, brackets)
         begin = end if string is None else string[1] + 1
         stack = nested
 
 
 def _cut(body: bytes, begin: int, size: int, stack: str) -> tuple[int, tuple[int, int] | None, bytes | None]:
-    """Where the piece that begins there ends, the bounds of the string that it ends at, and its brackets and colons;
+    """Where the piece that begins there ends, the bounds of the string that it ends at, and its brackets;
     None where it is a part of what is longer than `LONGEST`."""
-    at, signs, length = begin, b"", 0
+    at, brackets, length = begin, b"", 0
     while True:
         text = body[at : at + size]
         # Every other one is in a string.
@@ -323,14 +320,14 @@ def _cut(body: bytes, begin: int, size: int, stack: str) -> tuple[int, tuple[int
         if comma is not None and at + comma[0] > begin:
             parts = parts[: comma[1] + 1]
             parts[-1] = parts[-1][: comma[2]]
-            return at + comma[0], None, signs + _signs(parts)
-        signs += _signs(parts)
+            return at + comma[0], None, brackets + _brackets(parts)
+        brackets += _brackets(parts)
         behind = at + size
         if len(parts) % 2 == 0:
             quote = at + len(text) - len(parts[-1]) - 1
             close = _string_end(body, quote + 1, size)
-            if close - quote > size and _is_value(body[begin:quote].rstrip(), stack, signs):
-                return quote, (quote + 1, close), signs
+            if close - quote > size and _is_value(body[begin:quote].rstrip(), stack, brackets):
+                return quote, (quote + 1, close), brackets
             if close - quote > LONGEST:
                 return quote + 1, None, None
             text = text[: quote - at]
@@ -340,7 +337,7 @@ def _cut(body: bytes, begin: int, size: int, stack: str) -> tuple[int, tuple[int
         if length > LONGEST:
             return min(behind, len(body)), None, None
         if behind >= len(body):
-            return len(body), None, signs
+            return len(body), None, brackets
         at = behind
 
 
@@ -360,8 +357,8 @@ def _last_comma(parts: list[bytes]) -> tuple[int, int, int] | None:
     return None
 
 
-def _signs(parts: list[bytes]) -> bytes:
-    return b"".join(parts[::2]).translate(None, _NO_SIGN)
+def _brackets(parts: list[bytes]) -> bytes:
+    return b"".join(parts[::2]).translate(None, _NO_BRACKET)
 
 
 def _string_end(body: bytes, at: int, size: int) -> int:
@@ -377,17 +374,17 @@ def _string_end(body: bytes, at: int, size: int) -> int:
     return len(body)
 
 
-def _is_value(ahead: bytes, stack: str, signs: bytes) -> bool:
+def _is_value(ahead: bytes, stack: str, brackets: bytes) -> bool:
     """Whether a string behind it is no key."""
     if ahead.endswith(b","):
-        return (_nested(stack, signs) or "").endswith("[")
+        return (_nested(stack, brackets) or "").endswith("[")
     return ahead.endswith((b":", b"[")) or not ahead
 
 
-def _nested(stack: str, signs: bytes) -> str | None:
+def _nested(stack: str, brackets: bytes) -> str | None:
     """What is open behind them; None where one closes what is not open."""
     opened = list(stack)
-    for bracket in signs.replace(b":", b"").decode():
+    for bracket in brackets.decode():
         if bracket in _OPEN:
             opened.append(bracket)
         elif not opened or opened.pop() != _CLOSES[bracket]:

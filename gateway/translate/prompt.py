@@ -17,7 +17,9 @@ from pydantic import BaseModel
 from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
 from gateway.openai.errors import bad_request, not_supported_yet
+from gateway.openai.giving_way import empty
 from gateway.openai.json_text import loads
+from gateway.openai.pieces import PIECE
 from gateway.openai.schema import ContentPart, Message, Tool, ToolCall
 from gateway.translate.template_code import compiled
 from gateway.translate.tojson import write_in_pieces
@@ -123,6 +125,9 @@ class ChatTemplate:
             # A template is a program: with messages that its author did not think of it fails in any way.
             _log.info("a chat template failed: %r", error)
             raise bad_request("The model's chat template cannot show these messages.", param="messages") from None
+        if len(text) > PIECE:
+            # To free ten thousand messages at once takes as long as to render them.
+            empty(rendered_messages)
         return Prompt(text, warnings)
 
     def of_texts(
@@ -145,14 +150,14 @@ class ChatTemplate:
         # With what every template sees. `Template.render` puts it together for each rendering, which takes as long as
         # the rendering; and tells it apart from the rest, for templates that include others, which these cannot.
         seen = {**template.globals, **variables}
-        concat, context_of = environment.concat, environment.context_class
+        context_of = environment.context_class
 
         def rendered(messages: list[dict[str, Any]]) -> str:
             if not takes_text:
                 messages = [one | {"content": [{"type": "text", "text": one["content"]}]} for one in messages]
             context = context_of(environment, {**seen, "messages": messages}, name, blocks)
-            text: str = concat(template.root_render_func(context))
-            return text
+            # A known request is not so long that its text is to be joined in pieces.
+            return "".join(template.root_render_func(context))
 
         return rendered
 

@@ -9,12 +9,13 @@ Three ways to ask for the same thing, and exactly one of them per request:
 """
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from gateway.openai import writing
 from gateway.openai.errors import ApiError, bad_request
-from gateway.openai.json_text import dumps, loads
+from gateway.openai.json_text import loads
 from gateway.translate.schema_walk import Path, refuse
 
 Kind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag"]
@@ -201,7 +202,7 @@ def _structural_tag(value: Any, place: str) -> Constraint:
 def _sound_json(value: Any, place: str) -> bytes:
     """The value as JSON text; refuses one that is too large or that JSON text cannot hold."""
     refuse_numbers_beyond_double(value, place)
-    text = dumps(value)
+    text = writing.text(value)
     if len(text) > MAX_BYTES:
         raise bad_request(f"{place} has {len(text)} bytes; at most {MAX_BYTES} are checked.", place)
     return text
@@ -212,16 +213,17 @@ def refuse_numbers_beyond_double(value: Any, place: str) -> None:
 
     Parsers make an infinity of `1e999`, and JSON text a `null` of that: another constraint than was asked for.
     """
-    pending = [value]
-    for item in pending:
-        if isinstance(item, dict):
-            pending += item.values()
-        elif isinstance(item, list):
-            pending += item
-        elif _is_beyond_double(item):
-            path = _path_to_number_beyond_double(value)
-            assert path is not None
-            raise refuse(place, path, "no double can hold this number; use one within ±1.79e308.")
+    pending: list[Iterable[Any]] = [[value]]
+    for items in pending:
+        for item in items:
+            if isinstance(item, dict):
+                pending.append(item.values())
+            elif isinstance(item, list):
+                pending.append(item)
+            elif _is_beyond_double(item):
+                path = _path_to_number_beyond_double(value)
+                assert path is not None
+                raise refuse(place, path, "no double can hold this number; use one within ±1.79e308.")
 
 
 def _is_beyond_double(item: Any) -> bool:

@@ -7,7 +7,7 @@ for NVIDIA's stock one (STOCK). Pure: values in, values out. The other half of t
 
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeAlias
@@ -16,7 +16,8 @@ import orjson
 
 from gateway.openai.errors import ApiError, bad_request, internal_error, unavailable
 from gateway.openai.json_text import dumps
-from gateway.openai.pieces import PIECE, array, from_json, string
+from gateway.openai.pieces import PIECE, from_json
+from gateway.openai.writing import array, escaped, string, written
 
 # Triton's release 26.01 is server version 2.65; a minor version is a month.
 _OLDEST_STOCK = (2, 65)
@@ -24,7 +25,7 @@ _OLDEST_STOCK_RELEASE = "26.01"
 
 
 _NOTHING: Mapping[str, Any] = {}
-_MARK = secrets.token_hex(16)
+_MARK, _PARAMETERS_MARK = secrets.token_hex(16), secrets.token_hex(16)
 """What no request holds."""
 
 
@@ -62,6 +63,16 @@ class Encoded:
         return self.length
 
 
+class Written(NamedTuple):
+    """A parameter of megabytes as JSON, made in pieces and once for all choices."""
+
+    pieces: tuple[str, ...]
+
+    @classmethod
+    def of(cls, value: Any) -> "Written":
+        return cls(tuple(written(value)))
+
+
 def is_text(prompt: Prompt | Encoded) -> bool:
     return prompt.is_text if isinstance(prompt, Encoded) else isinstance(prompt, str)
 
@@ -69,7 +80,7 @@ def is_text(prompt: Prompt | Encoded) -> bool:
 class GenerateRequest(NamedTuple):
     """One generation, as it is asked of a backend.
 
-    `sampling` holds `max_tokens`, None for the rest of the context; `constraint` is vLLM's
+    `sampling` holds `max_tokens`, None for the rest of the context, and what is large `Written`; `constraint` is vLLM's
     `structured_outputs` object; `inputs` are further inputs by name; `outputs` are the outputs that are wanted
     whose text is JSON: logprobs, and of our backend prompt_logprobs, token_ids, prompt_token_ids and stop_reason;
     `request_id` stands in the backend's log.
@@ -188,13 +199,26 @@ def request_body(backend: Backend, request: GenerateRequest, context_len: int | 
         if request.constraint is not None:
             # The stock backend wants JSON inside the JSON, and nothing but a string.
             parameters["structured_outputs"] = dumps(request.constraint).decode()
-    inputs["sampling_parameters"] = dumps(parameters).decode()
+    is_large = any(type(value) is Written for value in parameters.values())
+    inputs["sampling_parameters"] = _PARAMETERS_MARK if is_large else dumps(parameters).decode()
     body = orjson.dumps(inputs)
+    # What is large is copied once.
+    parts: list[bytes] = []
     if isinstance(prompt, Encoded):
-        # So that it is copied once.
-        begin, end = body.split(b'"%b"' % _MARK.encode())
-        return b"".join((begin, prompt.json, end))
-    return body
+        ahead, body = body.split(b'"%b"' % _MARK.encode())
+        parts += (ahead, prompt.json)
+    if is_large:
+        ahead, body = body.split(b'"%b"' % _PARAMETERS_MARK.encode())
+        parts += (ahead, *escaped(_members(parameters)))
+    return b"".join((*parts, body)) if parts else body
+
+
+def _members(parameters: Mapping[str, Any]) -> Iterator[str]:
+    """The pieces of their JSON."""
+    for number, (name, value) in enumerate(parameters.items()):
+        yield f"{',' if number else '{'}{orjson.dumps(name).decode()}:"
+        yield from value.pieces if type(value) is Written else (dumps(value).decode(),)
+    yield "}"
 
 
 class BodyParts(NamedTuple):

@@ -8,6 +8,7 @@ import asyncio
 import functools
 from collections.abc import Mapping
 
+from gateway.aside import aside
 from gateway.observe import metrics
 from gateway.openai.errors import unavailable
 from gateway.settings import BatchedEgress
@@ -28,7 +29,7 @@ class Paths:
         self._connections = connections
         self._subscriptions: dict[str, Subscription] = {}
 
-    def generation(
+    async def generation(
         self,
         model: str,
         contract: ModelContract,
@@ -39,10 +40,11 @@ class Paths:
         headers: bytes,
         batched_egress: BatchedEgress,
         buffer_bytes: int,
+        size: int = 0,
     ) -> Generation:
-        """`batched_egress` is the model's setting, `buffer_bytes` how much may wait for a slow client; the rest as in
-        `Generation` and `request_body`. Raises a 503 where the model must be asked in a way that it does not offer, a
-        400 as `request_body` does."""
+        """`batched_egress` is the model's setting, `buffer_bytes` how much may wait for a slow client, `size` how many
+        bytes the client sent; the rest as in `Generation` and `request_body`. Raises a 503 where the model must be
+        asked in a way that it does not offer, a 400 as `request_body` does."""
         # A prompt's log probabilities may be megabytes, which a subscription would read at once.
         is_large = "prompt_logprobs" in request.outputs and batched_egress != "always"
         subscription = None if is_large else self._subscription(model, contract, batched_egress)
@@ -50,11 +52,11 @@ class Paths:
         _counter(model, self._instance, path).inc()
         where = self._instance, self._connections, model
         if subscription is None:
-            body = request_body(contract.backend, request, context_len)
+            body = await aside(size, functools.partial(request_body, contract.backend, request, context_len))
             return Generation(*where, contract.backend, body, request.outputs, places, counter, headers)
         number = subscription.next_number()
-        inputs = {**request.inputs, **egress.answer_inputs(subscription.subscriber, number)}
-        body = request_body(contract.backend, request._replace(inputs=inputs), context_len)
+        request = request._replace(inputs={**request.inputs, **egress.answer_inputs(subscription.subscriber, number)})
+        body = await aside(size, functools.partial(request_body, contract.backend, request, context_len))
         of_stream = subscription, number, buffer_bytes
         return BatchedGeneration(*where, contract, body, request.outputs, places, counter, headers, *of_stream)
 

@@ -33,6 +33,13 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"messages": MESSAGES, "logprobs": True, "top_logprobs": 2}),
     (CHAT, {"messages": MESSAGES, "response_format": {"type": "json_object"}}),
     (CHAT, {"messages": MESSAGES, "documents": [{"title": "a", "b": [1]}], "nobody_knows": [1]}),
+    (
+        CHAT,
+        {"messages": MESSAGES, "n": 2, "seed": 5, "logit_bias": {str(number): 1.5 for number in range(3000)}},
+    ),
+    (CHAT, {"messages": MESSAGES, "allowed_token_ids": list(range(3000)), "vllm_xargs": {"a": ["é"] * 3000}}),
+    (CHAT, {"messages": MESSAGES, "guided_json": {"enum": [f"é{number}" for number in range(3000)]}}),
+    (CHAT, {"messages": MESSAGES, "chat_template_kwargs": {"a": [1] * 3000}, "x": ["a"] * 3000}),
     (COMPLETION, {"prompt": TEXT}),
     (COMPLETION, {"prompt": [TEXT, "x"], "n": 2, "seed": 1}),
     (COMPLETION, {"prompt": [70, 71, 72]}),

@@ -177,12 +177,12 @@ def test_what_is_wrong_with_a_large_body(body: bytes, words: str) -> None:
     assert words in caught.value.message, caught.value.message
 
 
-def test_unknown_members_by_the_hundred_thousand() -> None:
-    many = {f"u{number}": 1 for number in range(100_000)}
+def test_unknown_members_by_the_ten_thousand() -> None:
+    many = {f"u{number}": 1 for number in range(70_000)}
     message = {"role": "user", "content": "x"}
     for body, words in (
-        ({"model": "m", "messages": [message], **many}, "The body has 100000 fields that this API does not know"),
-        ({"model": "m", "messages": [message | many]}, "messages hold 100000 members"),
+        ({"model": "m", "messages": [message], **many}, "The body has 70000 fields that this API does not know"),
+        ({"model": "m", "messages": [message | many]}, "messages hold 70000 members"),
         ({"model": "m", "messages": [message], "stream_options": many}, "Unknown field stream_options.u0; remove it."),
     ):
         with pytest.raises(ApiError) as caught:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.openai import writing
 from gateway.translate import tojson
 
 values = st.recursive(
@@ -32,8 +33,8 @@ options = st.fixed_dictionaries(
 @pytest.fixture(scope="module", autouse=True)
 def little_at_once() -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tojson, "_AT_ONCE", 4)
-        patch.setattr(tojson, "_CHARACTERS", 8)
+        patch.setattr(writing, "_AT_ONCE", 4)
+        patch.setattr(writing, "_CHARACTERS", 8)
         yield
 
 

@@ -265,7 +265,7 @@ class World:
         self.connections = connections
         self._clients: list[Client] = []
 
-    def client(
+    async def client(
         self,
         setting: BatchedEgress = "always",
         buffer_bytes: int = 1_000_000,
@@ -274,8 +274,9 @@ class World:
     ) -> Client:
         counter = Counter()
         asked = GenerateRequest("p", {"max_tokens": None}, outputs=outputs)
-        places = {"prompt": "prompt"}
-        generation = self.paths.generation("m", contract, asked, None, places, counter, b"", setting, buffer_bytes)
+        generation = await self.paths.generation(
+            "m", contract, asked, None, {"prompt": "prompt"}, counter, b"", setting, buffer_bytes
+        )
         self._clients.append(Client(generation, counter))
         return self._clients[-1]
 
@@ -289,7 +290,7 @@ class World:
     async def admitted(self, **options: Any) -> tuple[Client, Own]:
         """A client whose request is admitted, and the request's own stream."""
         known = len(self.triton.own)
-        client = self.client(**options).start()
+        client = (await self.client(**options)).start()
         await until(lambda: len(self.triton.own) > known)
         own = list(self.triton.own.values())[-1]
         own.admit()

@@ -101,7 +101,7 @@ async def test_outputs_of_rows_are_the_deltas() -> None:
 async def test_the_first_request_goes_its_own_way_and_opens_the_other() -> None:
     batched_before = count(metrics.generations_total, "batched")
     async with world() as the:
-        first = the.client("auto")
+        first = await the.client("auto")
         assert type(first.generation) is Generation
         await until(lambda: count(metrics.egress_subscriptions) == 1)
         second, own = await the.admitted(setting="auto")
@@ -124,11 +124,11 @@ async def test_the_first_request_goes_its_own_way_and_opens_the_other() -> None:
 
 async def test_never_and_a_backend_without_it() -> None:
     async with world() as the:
-        assert type(the.client("never").generation) is Generation
+        assert type((await the.client("never")).generation) is Generation
         plain = ModelContract(Backend.OURS, frozenset({"send_admission"}))
-        assert type(the.client("auto", contract=plain).generation) is Generation
+        assert type((await the.client("auto", contract=plain)).generation) is Generation
         with pytest.raises(ApiError, match="can only be asked by batched egress") as caught:
-            the.client("always", contract=plain)
+            await the.client("always", contract=plain)
         assert caught.value.status == 503
         assert the.triton.subscriptions == []
 
@@ -136,7 +136,7 @@ async def test_never_and_a_backend_without_it() -> None:
 async def test_a_request_that_must_be_batched_waits_for_the_hello() -> None:
     async with world() as the:
         the.triton.says_hello = False
-        client = the.client().start()
+        client = (await the.client()).start()
         await until(lambda: the.triton.subscriptions)
         assert the.triton.own == {}
         the.triton.subscription.hello()
@@ -150,7 +150,7 @@ async def test_a_request_that_must_be_batched_waits_for_the_hello() -> None:
 
 async def test_rows_before_the_admission_wait_for_it() -> None:
     async with world() as the:
-        client = the.client().start()
+        client = (await the.client()).start()
         await until(lambda: the.triton.own and the.triton.subscriptions)
         own = the.triton.own[1]
         the.triton.subscription.message(1, [1, 0, 0, 1, "a"])
@@ -334,7 +334,7 @@ async def test_a_subscription_that_ends_is_opened_again_from_where_each_stream_i
     reconnects = count(metrics.egress_reconnects_total)
     async with world() as the:
         client, own = await the.admitted()
-        unadmitted = the.client().start()
+        unadmitted = (await the.client()).start()
         await until(lambda: len(the.triton.own) == 2)
         the.triton.subscription.message(1, [own.number, 0, 0, 2, "日a"])
         await until(lambda: client.text == "日a")
@@ -391,7 +391,7 @@ async def test_a_backend_that_speaks_otherwise_is_asked_the_other_way(
 ) -> None:
     async with world() as the:
         the.triton.says_hello = False
-        first = the.client("auto")
+        first = await the.client("auto")
         await until(lambda: the.triton.subscriptions)
         if how == "version":
             the.triton.subscription.hello(version=2)
@@ -399,13 +399,13 @@ async def test_a_backend_that_speaks_otherwise_is_asked_the_other_way(
             the.triton.subscription.refuse(400, "INVALID_ARG text_input: is missing.")
         await until(lambda: "no batched egress" in caplog.text)
         for _ in range(3):
-            assert type(the.client("auto").generation) is Generation
+            assert type((await the.client("auto")).generation) is Generation
         await asyncio.sleep(0)
         assert type(first.generation) is Generation
         assert len(the.triton.subscriptions) == 1
         warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
         assert len(warnings) == 1
-        must = await the.client("always").start().ended()
+        must = await (await the.client("always")).start().ended()
         assert error_of(must).status == 503
         assert not isinstance(must.failure, InstanceFailure)
         # Another contract is another backend, perhaps.
@@ -418,7 +418,7 @@ async def test_a_backend_that_speaks_otherwise_is_asked_the_other_way(
 async def test_an_instance_that_cannot_be_reached_is_its_own_failure() -> None:
     async with world() as the:
         the.triton.says_hello = False
-        client = the.client().start()
+        client = (await the.client()).start()
         await until(lambda: the.triton.subscriptions)
         the.triton.subscription.refuse(503, "The model is loading.")
         for subscribed in the.triton.subscriptions:
@@ -434,7 +434,7 @@ async def test_an_instance_that_cannot_be_reached_is_its_own_failure() -> None:
 
 async def test_a_refusal_before_the_admission() -> None:
     async with world() as the:
-        client = the.client().start()
+        client = (await the.client()).start()
         await until(lambda: the.triton.own)
         the.triton.own[1].refuse(400, "INVALID_ARG prompt: 9 tokens are too many for the context.")
         await client.ended()
@@ -474,7 +474,7 @@ async def test_the_engine_s_own_reason_error_is_a_reason() -> None:
 @pytest.mark.parametrize("admitted", [True, False])
 async def test_an_own_stream_that_breaks_off_is_the_instance_s_failure(quick: None, admitted: bool) -> None:
     async with world() as the:
-        client = the.client().start()
+        client = (await the.client()).start()
         await until(lambda: the.triton.own)
         if admitted:
             the.triton.own[1].admit()
@@ -577,7 +577,7 @@ async def test_what_is_cancelled_is_named_at_once() -> None:
 @pytest.mark.parametrize("when", ["before open", "before admission", "before a row", "in mid-stream", "after the end"])
 async def test_a_cancel_closes_the_request_s_own_connection_and_nothing_else(when: str) -> None:
     async with world() as the:
-        client = the.client()
+        client = await the.client()
         if when == "before open":
             client.generation.cancel(Gone())
             await client.start().ended()

@@ -15,6 +15,7 @@ from gateway.triton.contract import (
     GenerateRequest,
     ModelContract,
     UpstreamError,
+    Written,
     is_text,
     request_body,
 )
@@ -59,6 +60,21 @@ def test_an_encoded_prompt_makes_the_same_body(backend: Backend, prompt: str | l
     encoded = Encoded.of(prompt)
     assert request_body(backend, request._replace(prompt=encoded), 9) == request_body(backend, request, 9)
     assert (len(encoded), is_text(encoded)) == (len(prompt), is_text(prompt))
+
+
+@pytest.mark.parametrize("backend", list(Backend))
+@pytest.mark.parametrize("prompt", ["p", [1, 2]])
+def test_written_parameters_make_the_same_body(backend: Backend, prompt: str | list[int]) -> None:
+    sampling = {
+        "max_tokens": 5,
+        "logit_bias": {str(number): number / 7 for number in range(5000)},
+        "bad_words": ['a "日本 🎉"\n\\' * 9000, "b"],
+        "allowed_token_ids": list(range(9000)),
+    }
+    request = GenerateRequest(prompt, sampling, SCHEMA, request_id="x")
+    written = {name: value if name == "max_tokens" else Written.of(value) for name, value in sampling.items()}
+    for one in (request, request._replace(prompt=Encoded.of(prompt))):
+        assert request_body(backend, one._replace(sampling=written), 9) == request_body(backend, request, 9)
 
 
 def test_what_only_some_requests_send() -> None:

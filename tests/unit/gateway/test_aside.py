@@ -2,12 +2,14 @@
 
 import asyncio
 import gc
+import subprocess
+import sys
 import threading
 import weakref
 
 import pytest
 
-from gateway.api.aside import aside
+from gateway.aside import aside
 from gateway.openai.errors import ApiError, bad_request
 from gateway.openai.schema import LARGE_BODY
 
@@ -51,6 +53,24 @@ async def test_the_collector_looks_often_at_what_a_large_body_leaves() -> None:
         assert gc.get_threshold()[0] == 20_000
     finally:
         gc.set_threshold(*before)
+
+
+def test_memory_that_large_bodies_took_is_kept() -> None:
+    script = """
+import resource
+from gateway.aside import keep_freed_memory
+
+def new_pages():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    assert len(b"x" * 8_000_000) == 8_000_000
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+keep_freed_memory()
+new_pages()
+print(new_pages())
+"""
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert int(said.stdout) < 100
 
 
 async def test_a_refusal_keeps_nothing_of_the_body() -> None:
