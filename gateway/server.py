@@ -30,6 +30,7 @@ class Protocol(HttpToolsProtocol):
 
     _head_bytes = 0
     _in_head = False
+    _in_body = False
     _begun = b""
     """Of a request that may be of a known form, in so many `_pieces`."""
     _pieces = 0
@@ -153,7 +154,7 @@ class Protocol(HttpToolsProtocol):
         return exchange
 
     def _read(self, data: bytes) -> None:
-        if b"h2c" in data:
+        if not self._in_body and b"h2c" in data:
             head, separator, rest = data.partition(b"\r\n\r\n")
             data = _H2C.sub(b"", head + b"\r\n")[:-2] + separator + rest
         super().data_received(data)
@@ -172,7 +173,12 @@ class Protocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        self._in_body = True
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._in_body = False
+        super().on_message_complete()
 
 
 class _Common:

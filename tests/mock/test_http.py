@@ -60,6 +60,19 @@ def test_the_text_h2c_in_a_body_is_text(gateway: Gateway, engine: MockEngine) ->
     assert "Upgrade: h2c" in request["inputs"]["text_input"]
 
 
+def test_a_body_that_looks_like_a_head_is_a_body(gateway: Gateway) -> None:
+    body = b"\r\nUpgrade: h2c\r\n\r\n"
+    # Without these bytes the rest of a body would be waited for.
+    for begin in (b"", b"{}"):
+        pieces = (head(length=len(begin + body)), begin, body)
+        assert exchange(gateway, *pieces, pause=0.6).startswith(b"HTTP/1.1 400 Bad Request")
+
+
+def test_a_client_that_asks_for_http2_may_ask_again(gateway: Gateway, engine: MockEngine) -> None:
+    request = head("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQ") + BODY
+    assert exchange(gateway, request, request, pause=0.3).count(b"HTTP/1.1 200 OK") == 2
+
+
 def test_pipelined_requests_are_answered_in_order(gateway: Gateway, engine: MockEngine) -> None:
     answer = exchange(gateway, (head() + BODY) * 3)
     assert answer.count(b"HTTP/1.1 200 OK") == 3
