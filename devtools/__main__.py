@@ -75,6 +75,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
         tier.add_argument(
             f"--{name}", dest="tier", action="store_const", const=name, help=f"instead, the tests that {what}"
         )
+    commands.add_parser("python", help="the Python of the tests, for python -m bench, gateway, …; takes its arguments")
     commands.add_parser("lint", help="run ruff and mypy")
     commands.add_parser("setup", help="make everything that up and test need, and start nothing")
     commands.add_parser("docs", help="write docs/fields.md from the gateway's table of fields")
@@ -101,6 +102,8 @@ def _run(arguments: argparse.Namespace, rest: list[str]) -> int:
             return up.up(_engine(arguments.engine), ports, arguments.config)
         case "test":
             return testing.run_tests(arguments.tier, rest)
+        case "python":
+            testing.run_python(rest)
         case "lint":
             return testing.lint()
         case "setup":
@@ -135,8 +138,16 @@ def main() -> int:
         raise SystemExit(128 + number)
 
     parser, commands = _parsers()
-    arguments, rest = parser.parse_known_args()
-    if rest and arguments.command != "test":
+    words = sys.argv[1:]
+    if not words:
+        parser.print_help(sys.stderr)
+        return 2
+    if words[:1] == ["python"]:
+        # All else is for it, -h too.
+        arguments, rest = parser.parse_args(words[:1]), words[1:]
+    else:
+        arguments, rest = parser.parse_known_args(words)
+    if rest and arguments.command not in ("python", "test"):
         commands[arguments.command].error(f"unrecognized arguments: {' '.join(rest)}")
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, terminated)

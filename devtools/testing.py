@@ -1,4 +1,4 @@
-"""`./dev test` and `./dev lint`: the environments they need, then the tools themselves."""
+"""`./dev test`, `python` and `lint`: the environments they need, then the tools themselves."""
 
 import os
 import subprocess
@@ -58,6 +58,13 @@ def run_tests(tier: str | None, arguments: list[str]) -> int:
         note(f"There are no tests yet that {TIERS[tier]} (marker {tier}).")
         return 0
     return code
+
+
+def run_python(arguments: list[str]) -> None:
+    """The developers' Python in place of this process: it finds the checkout's packages from anywhere, and has all that
+    they and `bench/` need."""
+    python = str(environments.dev().python)
+    os.execve(python, [python, *arguments], service_environment(PYTHONPATH=str(ROOT)))
 
 
 def _needs_engine(arguments: list[str]) -> bool:

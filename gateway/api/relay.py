@@ -56,6 +56,7 @@ class Relay:
     def open(self) -> None:
         try:
             import gateway_relay
+            from gateway_relay import Relay as Native
         except ImportError:
             _log.info("plain streams go through Python: the package gateway_relay is not installed")
             return
@@ -66,7 +67,7 @@ class Relay:
             )
             return
         try:
-            self.native = gateway_relay.Relay(metrics.GAPS)
+            self.native = Native(metrics.GAPS)
         except OSError as error:
             _log.warning("plain streams go through Python: the native relay does not start: %s", error.strerror)
             return

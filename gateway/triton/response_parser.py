@@ -190,16 +190,18 @@ class PlainParser:
                 self.events.append(line[5:].strip())
 
 
-# The same in C++ (gateway_relay/src/response.cpp), where it is installed.
+# The same in C++ (gateway_relay/src/response.cpp), where it is installed. By name: where it is not, the folder of its
+# source can be imported in the checkout, as a package with nothing in it.
 try:
-    import gateway_relay as _native
+    from gateway_relay import ProtocolError as _NativeError
+    from gateway_relay import ResponseParser as _NativeParser
 except ImportError:
     ProtocolError: type[Exception] = PlainProtocolError
 
     def response_parser() -> "NativeParser | PlainParser":
         return PlainParser()
 else:
-    ProtocolError = _native.ProtocolError
+    ProtocolError = _NativeError
 
     def response_parser() -> "NativeParser | PlainParser":
-        return _native.ResponseParser(MAX_EVENT_BYTES, MAX_HEAD_BYTES)
+        return _NativeParser(MAX_EVENT_BYTES, MAX_HEAD_BYTES)

@@ -26,8 +26,13 @@ from tests.support.gateway import Gateway, running_gateway
 from tests.support.waiting import wait_for
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-# As where the package is not installed.
-WITHOUT = "import runpy, sys; sys.modules['gateway_relay'] = None; runpy.run_module('gateway', run_name='__main__')"
+# As in the checkout where the package is not installed: the folder of its source is one with nothing in it.
+WITHOUT = (
+    "import runpy, sys, types; sys.modules['gateway_relay'] = types.ModuleType('gateway_relay'); "
+    "runpy.run_module('gateway', run_name='__main__')"
+)
+# As where there is no such folder either.
+NOWHERE = "import runpy, sys; sys.modules['gateway_relay'] = None; runpy.run_module('gateway', run_name='__main__')"
 # As where it is another version's, which knew no such number.
 OLDER = "import runpy, gateway_relay; del gateway_relay.INTERFACE; runpy.run_module('gateway', run_name='__main__')"
 
@@ -60,6 +65,15 @@ def python(paced: MockEngine, repository: Path) -> Iterator[Gateway]:
         gateway.wait_until_ready()
         assert any("gateway_relay is not installed" in str(line["message"]) for line in gateway.logs)
         yield gateway
+
+
+def test_without_the_package_and_its_source(paced: MockEngine, repository: Path) -> None:
+    flags = ("--triton", paced.url, "--model-repository", str(repository))
+    with running_gateway(*flags, command=("-c", NOWHERE)) as gateway:
+        gateway.wait_until_ready()
+        assert any("gateway_relay is not installed" in str(line["message"]) for line in gateway.logs)
+        answer = httpx.post(f"{gateway.url}{CHAT}", json=chat(stream=True, max_tokens=3), verify=False)
+        assert answer.text.endswith("data: [DONE]\n\n")
 
 
 def test_a_package_that_does_not_fit_is_told_and_not_used(paced: MockEngine, repository: Path) -> None:

@@ -300,6 +300,18 @@ def test_a_cache_that_cannot_be_written() -> None:
     assert "Traceback" not in ended.stdout
 
 
+def test_the_python_of_the_tests(tmp_path: Path) -> None:
+    def said(*arguments: str) -> tuple[int, str]:
+        command = [str(ROOT / "dev"), "python", *arguments]
+        ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        return ended.returncode, ended.stdout
+
+    script = "import sys, gateway; print(sys.argv[1:]); sys.exit(7)"
+    assert said("-c", script, "-x", "--help") == (7, "['-x', '--help']\n")
+    code, usage = said("-m", "bench", "load", "--help")
+    assert (code, usage.splitlines()[0].startswith("usage: python -m bench load")) == (0, True)
+
+
 @pytest.mark.parametrize("command", ["", "up", "test", "lint", "setup", "lock"])
 def test_help(command: str) -> None:
     ended = run_dev(*command.split(), "--help")
