@@ -33,6 +33,8 @@ def mistake(error: ValidationError, *inside: str) -> tuple[str, str]:
             return place, "it is required"
         case "model_type":
             message = "it must be a mapping"
+        case "int_type" | "float_type" | "bool_type" if isinstance(first["input"], str):
+            message += ", without quotes"
     return place, f"{message[0].lower()}{message[1:]} (got {shown(first['input'])})"
 
 

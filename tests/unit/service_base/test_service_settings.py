@@ -138,7 +138,7 @@ def test_a_wrong_flag_is_one_sentence_that_names_it(arguments: list[str], messag
         ("port: 1\nport: 2", "line 2: the key 'port' stands there twice"),
         ("cups: [{size: 1, size: 2}]", "'size' stands there twice"),
         ("port: true", "'port' (FILE)"),
-        ("port: '1'", "'port' (FILE)"),
+        ("port: '1'", "'port' (FILE) is wrong: it must be a valid integer, without quotes (got '1')"),
         ("port: 1.0", "'port' (FILE)"),
         ("port:", "'port' (FILE)"),
         ("host: 2020-01-01", "'host' (FILE)"),
