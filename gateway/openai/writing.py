@@ -158,7 +158,8 @@ def _weights(value: Any) -> dict[int, int]:
         within = [inner for inner in elements if isinstance(inner, _COUNTED)]
         found.append((one, within))
         pending += within
-    for one, within in reversed(found):
+    while found:
+        one, within = found.pop()
         weights[id(one)] = len(one) + sum(_weight(inner, weights) for inner in within)
     return weights
 
