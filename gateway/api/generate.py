@@ -371,24 +371,25 @@ class GenerateRoute(Generic[_Request]):
         deadline = asyncio.get_running_loop().time() + self._settings.request_timeout
         async with asyncio.timeout_at(deadline) as limit:
             body = await read_body(scope, receive, self._settings.max_body_bytes)
-            limit.reschedule(deadline + DEADLINE_GRACE_S)
             record.body_at = time.monotonic()
             record.body_bytes = len(body)
             plan = await self._new_plan(body, record)
             del body
+            limit.reschedule(deadline + DEADLINE_GRACE_S)
             try:
                 await self._answer(plan, record, deadline, receive, send, scope.get(CLIENT))
             finally:
                 drop(record.body_bytes, plan.request)
 
     async def _timed_out(self, record: Record, send: Send) -> None:
-        """The body did not come in time, or the client did not take its answer, past every deadline."""
-        if record.model:
+        """The body did not come in time, nor was it read and an answer begun; or the client did not take its answer,
+        past every deadline."""
+        if record.status:
             self.stopped_reading(record)
             return
-        record.error = ApiError(
-            408, f"The body took longer than {self._settings.request_timeout:g} s.", code="body_timeout"
-        )
+        limit = self._settings.request_timeout
+        too_slow = ApiError(408, f"The body took longer than {limit:g} s.", code="body_timeout")
+        record.error = self.too_late() if record.body_at else too_slow
         await send_error(send, record.error)
 
     @staticmethod

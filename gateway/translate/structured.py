@@ -111,7 +111,8 @@ def _response_format(value: Any, place: str) -> Constraint | None:
         _refuse_extra(value, place, ("type", "json_schema"))
         return _json_schema(inner, f"{place}.json_schema")
     if kind == "structural_tag":
-        return Constraint("structural_tag", _sound_json(value, place).decode(), place)
+        refuse_numbers_beyond_double(value, place)
+        return Constraint("structural_tag", writing.text(value).decode(), place)
     raise bad_request(
         f"{place}.type must be text, json_object, json_schema or structural_tag, not {_a(kind)}.",
         f"{place}.type",
@@ -131,7 +132,7 @@ def _json_schema(value: dict[str, Any], place: str) -> Constraint:
             f"{place}.schema is required and is a JSON Schema (an object), not {_a(schema)}.",
             f"{place}.schema",
         )
-    _sound_json(schema, f"{place}.schema")
+    refuse_numbers_beyond_double(schema, f"{place}.schema")
     return Constraint("json", schema, f"{place}.schema")
 
 
@@ -157,7 +158,7 @@ def _json(value: Any, place: str) -> Constraint:
             raise bad_request(f"{place} is text that is no JSON: {error}.", place) from None
     if not isinstance(value, dict | bool):
         raise bad_request(f"{place} must be a JSON Schema (an object, or JSON text of one).", place)
-    _sound_json(value, place)
+    refuse_numbers_beyond_double(value, place)
     return Constraint("json", value, place)
 
 
@@ -197,15 +198,6 @@ def _structural_tag(value: Any, place: str) -> Constraint:
     if not isinstance(value, str) or not value.strip():
         raise bad_request(f"{place} must be a structural tag as JSON text.", place)
     return Constraint("structural_tag", value, place)
-
-
-def _sound_json(value: Any, place: str) -> bytes:
-    """The value as JSON text; refuses one that is too large or that JSON text cannot hold."""
-    refuse_numbers_beyond_double(value, place)
-    text = writing.text(value)
-    if len(text) > MAX_BYTES:
-        raise bad_request(f"{place} has {len(text)} bytes; at most {MAX_BYTES} are checked.", place)
-    return text
 
 
 def refuse_numbers_beyond_double(value: Any, place: str) -> None:

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from bench.mock_engine.running import MockEngine, running_mock_engine
+from gateway.openai.schema import LARGE_BODY
 from tests.support.chat import MODEL, ask, chat, events, joined
 from tests.support.gateway import Gateway, raw_request, running_gateway
 from tests.support.waiting import wait_for
@@ -133,6 +134,21 @@ def test_a_deadline_is_504_and_cancels(engine: MockEngine, repository: Path) -> 
         assert chunks[-1]["error"]["code"] == "deadline_exceeded"
         assert joined(chunks)
         assert [r["ended"] for r in engine.wait_for_requests(2)] == ["cancelled"] * 2
+
+
+@pytest.mark.parametrize(("spaces", "stream"), [(0, False), (LARGE_BODY, True)])
+def test_a_deadline_before_the_engine_is_asked_is_504(
+    spaces: int, stream: bool, engine: MockEngine, repository: Path
+) -> None:
+    flags = ("--triton", engine.url, "--model-repository", str(repository), "--request-timeout", "0.3")
+    # To check it takes two seconds.
+    schema = {"type": "object", "properties": {f"p{i}": {"type": "string", "pattern": f"^a{i}"} for i in range(4000)}}
+    body = json.dumps(chat(guided_json=schema, stream=stream)).encode() + b" " * spaces
+    with running_gateway(*flags) as gateway, httpx.Client(base_url=gateway.wait_until_ready().url) as client:
+        answer = client.post("/v1/chat/completions", content=body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+        assert engine.requests() == []
+        assert ask(client, max_tokens=1).status_code == 200
 
 
 def test_one_request_too_many_is_429(engine: MockEngine, repository: Path) -> None:

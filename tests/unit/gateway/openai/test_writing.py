@@ -1,6 +1,8 @@
 """JSON that is written in pieces: the same text as in one call."""
 
 import json
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -63,3 +65,37 @@ def test_texts_are_joined(parts: list[str]) -> None:
 def test_many_pieces_come_of_what_is_large() -> None:
     assert len(list(writing.written({"a": list(range(40))}))) > 10
     assert list(writing.written({"a": [1]})) == [json_text.dumps({"a": [1]}).decode()]
+
+
+def calls_of_writing(value: Any) -> int:
+    calls = 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        list(writing.written(value))
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+@pytest.mark.parametrize(
+    "wide",
+    [
+        [[1]] * 2000,
+        [[1, "a"]] * 2000,
+        {str(number): [1] for number in range(2000)},
+        [["é" * 30]] * 500,
+        [[[1] * 5]] * 500,
+    ],
+)
+@pytest.mark.parametrize("around", [lambda one: [one], lambda one: {"p": one}, lambda one: {"p": [1, one, [2]]}])
+def test_what_is_deep_takes_no_longer_than_what_is_not(wide: Any, around: Callable[[Any], Any]) -> None:
+    deep = wide
+    for _ in range(150):
+        deep = around(deep)
+    assert json.loads(writing.text(deep)) == deep
+    assert calls_of_writing(deep) < calls_of_writing(wide) + 150 * 60
