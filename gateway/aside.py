@@ -26,6 +26,9 @@ _MIDDLE_COLLECTIONS = 500
 _YOUNG_OBJECTS = 700
 """Between two of the youngest, while a large body is worked on: a hundred thousand objects that stay are looked at in
 parts of a millisecond each."""
+_KEPT_S = 5.0
+"""Without a large body."""
+_libc = ctypes.CDLL(None)
 # From malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEPT_BYTES = 32 * 1024 * 1024
@@ -42,20 +45,39 @@ def switch_early() -> None:
 def keep_freed_memory() -> None:
     """Have glibc keep what large bodies took for the next ones: memory that is new costs more, by the page, than all
     else that is done with it. Where there is another C library nothing changes. Once, at the start."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
-        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+    if hasattr(_libc, "mallopt"):
+        _libc.mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
+        _libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+
+
+class _Quiet:
+    """Gives back what is kept, once no large body has come for a while."""
+
+    def __init__(self) -> None:
+        self._ends: asyncio.TimerHandle | None = None
+
+    def begins(self) -> None:
+        """Anew."""
+        if self._ends is not None:
+            self._ends.cancel()
+        self._ends = asyncio.get_running_loop().call_later(_KEPT_S, _thread.submit, _give_back)
+
+
+def _give_back() -> None:
+    if hasattr(_libc, "malloc_trim"):
+        _libc.malloc_trim(0)
 
 
 # One for all: of several that have work, any may get the interpreter when one gives it back, ahead of the loop.
 _thread = ThreadPoolExecutor(1, "aside")
+_quiet = _Quiet()
 
 
 async def aside(size: int, work: Callable[[], _T]) -> _T:
     """What `work` returns or raises; `size` is that of the request's body."""
     if size < LARGE_BODY:
         return work()
+    _quiet.begins()
     context = contextvars.copy_context()
     return await asyncio.get_running_loop().run_in_executor(_thread, context.run, _collecting_often, work)
 

@@ -5,10 +5,12 @@ import gc
 import subprocess
 import sys
 import threading
+import time
 import weakref
 
 import pytest
 
+from gateway import aside as aside_module
 from gateway.aside import aside
 from gateway.openai.errors import ApiError, bad_request
 from gateway.openai.schema import LARGE_BODY
@@ -58,7 +60,7 @@ async def test_the_collector_looks_often_at_what_a_large_body_leaves() -> None:
 def test_memory_that_large_bodies_took_is_kept() -> None:
     script = """
 import resource
-from gateway.aside import keep_freed_memory
+from gateway.aside import _give_back, keep_freed_memory
 
 def new_pages():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -68,9 +70,27 @@ def new_pages():
 keep_freed_memory()
 new_pages()
 print(new_pages())
+_give_back()
+print(new_pages())
 """
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
-    assert int(said.stdout) < 100
+    kept, given_back = map(int, said.stdout.split())
+    assert kept < 100
+    assert given_back > 1000
+
+
+async def test_it_is_given_back_once_no_large_body_has_come_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    given_back: list[float] = []
+    monkeypatch.setattr(aside_module, "_KEPT_S", 0.2)
+    monkeypatch.setattr(aside_module, "_give_back", lambda: given_back.append(time.monotonic()))
+    for _ in range(3):
+        await asyncio.sleep(0.05)
+        await aside(LARGE_BODY, int)
+        last = time.monotonic()
+    await aside(LARGE_BODY - 1, int)
+    await asyncio.sleep(1)
+    (at,) = given_back
+    assert at - last >= 0.15
 
 
 async def test_a_refusal_keeps_nothing_of_the_body() -> None:
