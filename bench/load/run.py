@@ -241,6 +241,10 @@ def run_in_processes(
             links[ours] = Progress()
             running.append(started)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        if is_interrupted:
+            # By way of another thread, which does not block it, when not all of them were there.
+            for process in running:
+                process.terminate()
         while links:
             for link in wait(list(links)):
                 assert isinstance(link, Connection)
