@@ -173,6 +173,9 @@ def main() -> int:
     parser.add_argument("--only", action="append", metavar="WORD", help="bodies with this in their name")
     screen.add_into(parser, _SECTION)
     arguments = parser.parse_args()
+    for word in arguments.only or ():
+        if not any(word in name for name in CASES):
+            parser.error(f"argument --only: no body has {word!r} in its name; there are: {'; '.join(CASES)}")
     cases = {
         name: (path, status, make())
         for name, (path, status, make) in CASES.items()

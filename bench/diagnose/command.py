@@ -1,6 +1,7 @@
 """`python -m bench diagnose`: its options, its progress, and where the report goes.
 
-Exit code 1 if the verdict is undecided, 2 if the server cannot be asked or a setting is wrong.
+Exit code 1 if the verdict is undecided, 2 if the server cannot be asked or a setting is wrong, 130 after
+Ctrl-C.
 """
 
 import argparse
@@ -122,18 +123,21 @@ def _diagnosis(given: argparse.Namespace) -> Diagnosis:
     steps: list[Step] = []
     idle: Sequence[Process] = []
     progress = StatusLine()
-    for news in measure(settings, frontend, progress.say):
+    try:
+        for news in measure(settings, frontend, progress):
+            progress.clear()
+            if isinstance(news, Warm):
+                warm.append(news)
+                print(text.warmed(news), flush=True)
+            elif isinstance(news, Step):
+                if news.regime not in {step.regime for step in steps}:
+                    print(f"\n{news.regime}\n{text.HEADER}")
+                steps.append(news)
+                print(text.row(news), flush=True)
+            else:
+                idle = news
+    finally:
         progress.clear()
-        if isinstance(news, Warm):
-            warm.append(news)
-            print(text.warmed(news), flush=True)
-        elif isinstance(news, Step):
-            if news.regime not in {step.regime for step in steps}:
-                print(f"\n{news.regime}\n{text.HEADER}")
-            steps.append(news)
-            print(text.row(news), flush=True)
-        else:
-            idle = news
     return diagnose(url, model, frontend.unseen, warm, steps, idle, os.cpu_count() or 1)
 
 

@@ -15,6 +15,7 @@ from bench.load.report import Distribution, Objectives, distribution, report
 from bench.load.run import ClosedLoop, Limit, Progress, Run, Target, run_in_processes
 from bench.load.workloads import Shape, Workload, workload
 from bench.served import Unreachable
+from bench.status_line import StatusLine
 
 # The part of a step, at its beginning, in which streams begin together as they never do later.
 _SETTLING = 0.2
@@ -52,22 +53,21 @@ class Warm:
     warm: float
 
 
-Say = Callable[[str], None]
+_QUICKER = "--concurrency 1,8 --seconds 4 --prompt-bytes 500 --answer-tokens 16"
 
 
-def measure(settings: Settings, frontend: Frontend, say: Say) -> Iterator[Warm | Step | Sequence[Process]]:
+def measure(settings: Settings, frontend: Frontend, line: StatusLine) -> Iterator[Warm | Step | Sequence[Process]]:
     """First the warm-up of each regime and the frontend at rest, then each step. Raises Unreachable where the server
-    answers nothing. A step whose requests fail is the regime's last."""
+    answers nothing, KeyboardInterrupt after Ctrl-C. A step whose requests fail is the regime's last."""
     loads = {}
     for regime in Regime:
-        say(f"{regime}: warming the prefix cache")
-        loads[regime], warm = _warmed(settings, regime)
+        loads[regime], warm = _warmed(settings, regime, line)
         yield warm
     yield at_rest(frontend)
     with Watcher(frontend, settings.metrics_url, settings.model) as watcher:
         for regime, load in loads.items():
             for concurrency in settings.concurrency:
-                step = _step(settings, regime, load, concurrency, watcher, say, frontend)
+                step = _step(settings, regime, load, concurrency, watcher, line, frontend)
                 yield step
                 if not step.is_clean:
                     break
@@ -79,15 +79,49 @@ def at_rest(frontend: Frontend) -> list[Process]:
     return processes(replace(shot, at=shot.at - 1), shot, set(shot.processes))
 
 
-def _warmed(settings: Settings, regime: Regime) -> tuple[Workload, Warm]:
+class _WarmingShown:
+    """How far a regime's warm-up is, and once that it will take long."""
+
+    def __init__(self, settings: Settings, regime: Regime, line: StatusLine) -> None:
+        self._seconds = settings.seconds
+        self._title = f"{regime}: warming the prefix cache"
+        self._line = line
+        self._began = time.monotonic()
+        self._is_told = False
+        line.say(self._title)
+
+    def of(self, before: int) -> Callable[[Progress], None]:
+        """Of a pass over the prompts that has so many requests ahead of it."""
+
+        asked = time.monotonic()
+
+        def show(progress: Progress) -> None:
+            nonlocal asked
+            now = time.monotonic()
+            if not progress.begun:
+                asked = now
+            if progress.ended == 0 and now - asked > self._seconds and not self._is_told:
+                self._is_told = True
+                self._line.note(
+                    f"One answer takes longer than a step of {self._seconds:g} s, so that this will take long; "
+                    f"quicker: {_QUICKER}"
+                )
+            done = f"{before + progress.ended} of {2 * _PROMPTS} requests, {now - self._began:.0f} s"
+            self._line.say(f"{self._title}, {done}")
+
+        return show
+
+
+def _warmed(settings: Settings, regime: Regime, line: StatusLine) -> tuple[Workload, Warm]:
     """Every prompt twice, in the first of the regime's shapes that the server takes."""
     error = ""
+    shown = _WarmingShown(settings, regime, line)
     for shape in _shapes(settings, regime):
         load = workload(_NAMES[regime], settings.model, shapes={_NAMES[regime]: shape}, prompts=_PROMPTS)
         every = Limit(requests=len(load.requests))
-        first = _run(settings, load, _WARMING, every)
+        first = _run(settings, load, _WARMING, every, shown.of(0))
         if any(outcome.is_right for outcome in first.outcomes):
-            again = _run(settings, load, _WARMING, every)
+            again = _run(settings, load, _WARMING, every, shown.of(_PROMPTS))
             return load, Warm(regime, shape.prompt_bytes, _median(first.outcomes), _median(again.outcomes))
         error = first.outcomes[0].error if first.outcomes else "no answer"
         if not any(outcome.status in (200, 400, 413, 422) for outcome in first.outcomes):
@@ -117,10 +151,14 @@ def _run(
     load: Workload,
     concurrency: int,
     limit: Limit,
-    show: Callable[[Progress], None] = lambda _: None,
+    show: Callable[[Progress], None],
 ) -> Run:
+    """Raises KeyboardInterrupt after Ctrl-C: half a step shows nothing."""
     sending = min(settings.processes, concurrency)
-    return run_in_processes(settings.target, load, ClosedLoop(concurrency), limit, sending, show)
+    done = run_in_processes(settings.target, load, ClosedLoop(concurrency), limit, sending, show)
+    if done.is_interrupted:
+        raise KeyboardInterrupt
+    return done
 
 
 def _step(
@@ -129,14 +167,14 @@ def _step(
     load: Workload,
     concurrency: int,
     watcher: Watcher,
-    say: Say,
+    line: StatusLine,
     frontend: Frontend,
 ) -> Step:
     def show(progress: Progress) -> None:
         wrong = f", {progress.wrong} failed" if progress.wrong else ""
-        say(f"{regime}, {concurrency} streams: {progress.ended} answers{wrong}, {progress.tokens} tokens")
+        line.say(f"{regime}, {concurrency} streams: {progress.ended} answers{wrong}, {progress.tokens} tokens")
 
-    say(f"{regime}, {concurrency} streams: starting")
+    line.say(f"{regime}, {concurrency} streams: starting")
     done = _run(settings, load, concurrency, Limit(seconds=settings.seconds), show)
     began = min((outcome.began for outcome in done.outcomes), default=time.monotonic())
     # The load's clock and the watcher's are the same one, CLOCK_MONOTONIC.

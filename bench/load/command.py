@@ -1,33 +1,39 @@
-"""`python -m bench load`: flags, progress on the terminal, the report as a table or as JSON."""
+"""`python -m bench load`: flags, progress on the terminal, the report as a table or as JSON.
+
+Exit code 1 if an answer is wrong, 2 if the server cannot be asked or refuses everything, 130 after Ctrl-C.
+"""
 
 import argparse
 import asyncio
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from bench.flags import above_zero, not_negative, positive, written_file
-from bench.load import run as running
 from bench.load.client import check_url
+from bench.load.refusal import refused
 from bench.load.report import Distribution, Objectives, Part, Report, report
-from bench.load.run import Arrivals, ClosedLoop, Limit, OpenLoop, Target, run_in_processes
+from bench.load.run import Arrivals, ClosedLoop, Limit, OpenLoop, Progress, Run, Target, run_in_processes
 from bench.load.workloads import DECODE, NAMES, PREPROCESS, STRUCTURED, Shape, Workload, workload
+from bench.served import KEY, Unreachable, base_url, chosen
+from bench.status_line import StatusLine
 
 _SHOWN_ERRORS = 5
+# Answers of which one at least has to be no refusal.
+_FIRST = 16
 _STDOUT = "-"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Sends chat requests to an OpenAI-compatible server, reads every stream to its last byte, and shows the times "
-        "as distributions. Exit code 1 if an answer is wrong, 2 if nobody listens."
+        "as distributions. Ctrl-C ends it with what has been measured so far. Exit code 1 if an answer is wrong, 2 if "
+        "nobody listens or everything is refused, 130 after Ctrl-C."
     )
     parser.add_argument(
         "--url", required=True, type=url_flag, metavar="URL", help="the server, such as http://127.0.0.1:9000"
@@ -37,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="ask over this Unix-domain socket; of the URL only scheme, Host header and path then count",
     )
-    parser.add_argument("--model", required=True, metavar="NAME", help="the model to ask for")
+    parser.add_argument("--model", metavar="NAME", help="the model to ask for (default: the only one that is served)")
     parser.add_argument(
         "--workload",
         choices=NAMES,
@@ -91,7 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="the mean time between an answer's tokens that counts as good",
     )
-    parser.add_argument("--api-key", metavar="KEY", help="sent as a bearer token (the environment's OPENAI_API_KEY)")
+    parser.add_argument("--api-key", metavar="KEY", help=f"sent as a bearer token (default: ${KEY})")
     parser.add_argument(
         "--timeout", type=above_zero, default=600.0, metavar="SECONDS", help="for a whole answer (%(default)g)"
     )
@@ -104,24 +110,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    asked = _workload(arguments)
-    objectives = Objectives(arguments.slo_ttft, arguments.slo_itl)
-    key = arguments.api_key or os.environ.get("OPENAI_API_KEY")
+    key = arguments.api_key or os.environ.get(KEY)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     target = Target(arguments.url, headers, arguments.timeout, arguments.unix_socket)
     try:
-        asyncio.run(_connect(target))
+        found = _measured(arguments, target, key)
     except OSError as error:
         flag = "--url" if target.unix_socket is None else "--unix-socket"
         print(f"bench load: {error}; start the server, or give another {flag}.", file=sys.stderr)
         return 2
-    if arguments.warmup:
-        run_in_processes(target, asked, ClosedLoop(min(arguments.warmup, 16)), Limit(arguments.warmup))
-    seconds = arguments.seconds or (None if arguments.requests else 30.0)
-    with _showing(arguments.requests) as show:
-        found = run_in_processes(
-            target, asked, _arrivals(arguments), Limit(arguments.requests, seconds), arguments.processes, show
-        )
+    except Unreachable as problem:
+        print(f"bench load: {problem}", file=sys.stderr)
+        return 2
+    if found.is_interrupted:
+        about = "what was measured until then counts" if found.outcomes else "nothing was measured"
+        print(f"bench load: interrupted; {about}.", file=sys.stderr)
+        if not found.outcomes:
+            return 130
+    objectives = Objectives(arguments.slo_ttft, arguments.slo_itl)
     made = report(found, objectives)
     if arguments.json == _STDOUT:
         json.dump(made.as_json(), sys.stdout, indent=1)
@@ -130,7 +136,43 @@ def main(arguments: argparse.Namespace) -> int:
         print_report(made, objectives, Console())
         if arguments.json:
             arguments.json.write_text(json.dumps(made.as_json(), indent=1), encoding="utf-8")
+    if found.is_interrupted:
+        return 130
     return 1 if made.all.wrong else 0
+
+
+def _measured(arguments: argparse.Namespace, target: Target, key: str | None) -> Run:
+    """Raises OSError where nobody listens, Unreachable where everything is refused."""
+    asyncio.run(_connect(target))
+    model = arguments.model
+    if model is None:
+        if target.unix_socket is not None:
+            raise Unreachable("give --model: over a Unix-domain socket the served ones are not asked for.")
+        model = chosen(target.url, None, key)
+    asked = _workload(arguments, model)
+    line = StatusLine()
+
+    def load(about: str, arrivals: Arrivals, limit: Limit, processes: int) -> Run:
+        began = time.monotonic()
+        first = min(_FIRST, limit.requests or _FIRST)
+
+        def watch(progress: Progress) -> None:
+            if progress.refusal is not None and progress.refused == progress.ended >= first:
+                raise refused(progress.refusal, target, model, key)
+            line.say(f"{about}: {_so_far(progress, limit, time.monotonic() - began)}")
+
+        line.say(f"{about}: starting")
+        try:
+            return run_in_processes(target, asked, arrivals, limit, processes, watch)
+        finally:
+            line.clear()
+
+    if arguments.warmup:
+        warm = load("warm-up", ClosedLoop(min(arguments.warmup, 16)), Limit(arguments.warmup), 1)
+        if warm.is_interrupted:
+            return Run(is_interrupted=True)
+    seconds = arguments.seconds or (None if arguments.requests else 30.0)
+    return load(arguments.workload, _arrivals(arguments), Limit(arguments.requests, seconds), arguments.processes)
 
 
 async def _connect(target: Target) -> None:
@@ -141,7 +183,7 @@ async def _connect(target: Target) -> None:
     client.close()
 
 
-def _workload(arguments: argparse.Namespace) -> Workload:
+def _workload(arguments: argparse.Namespace, model: str) -> Workload:
     shapes = {
         kind: Shape(
             arguments.prompt_bytes or usual.prompt_bytes,
@@ -151,28 +193,19 @@ def _workload(arguments: argparse.Namespace) -> Workload:
         )
         for kind, usual in (("preprocess", PREPROCESS), ("decode", DECODE), ("structured", STRUCTURED))
     }
-    return workload(arguments.workload, arguments.model, shapes=shapes, prompts=arguments.prompts)
+    return workload(arguments.workload, model, shapes=shapes, prompts=arguments.prompts)
 
 
 def _arrivals(arguments: argparse.Namespace) -> Arrivals:
     return OpenLoop(arguments.rate) if arguments.rate else ClosedLoop(arguments.concurrency or 16)
 
 
-@contextmanager
-def _showing(requests: int | None) -> Iterator[Callable[[running.Progress], None]]:
-    """How far it is, on a terminal's last line."""
-    columns = (SpinnerColumn(), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("starting", total=requests)
-
-        def show(progress: running.Progress) -> None:
-            wrong = f", {progress.wrong} wrong" if progress.wrong else ""
-            in_flight = progress.begun - progress.ended
-            about = f"{progress.ended} answers{wrong}, {in_flight} in flight, {progress.tokens} tokens"
-            bar.update(task, completed=progress.ended, description=about)
-
-        yield show
+def _so_far(progress: Progress, limit: Limit, elapsed: float) -> str:
+    of = f" of {limit.requests}" if limit.requests else ""
+    wrong = f", {progress.wrong} wrong" if progress.wrong else ""
+    in_flight = progress.begun - progress.ended
+    time_left = f", {max(limit.seconds - elapsed, 0):.0f} s left" if limit.seconds else f", {elapsed:.0f} s"
+    return f"{progress.ended}{of} answers{wrong}, {in_flight} in flight, {progress.tokens} tokens{time_left}"
 
 
 def print_report(made: Report, objectives: Objectives, console: Console) -> None:
@@ -219,8 +252,8 @@ def _report(text: str) -> str | Path:
 
 
 def url_flag(text: str) -> str:
-    """Of a command line."""
+    """Of a command line: the base URL."""
     try:
-        return check_url(text)
-    except ValueError as error:
+        return base_url(check_url(text))
+    except (ValueError, Unreachable) as error:
         raise argparse.ArgumentTypeError(str(error)) from None

@@ -8,10 +8,14 @@ when it was due.
 import asyncio
 import multiprocessing
 import random
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from types import FrameType
 
 import uvloop
 
@@ -51,28 +55,35 @@ class Limit:
 class Run:
     """What came of a load, in the order in which the requests ended. `seconds` go from the first request's begin to the
     last one's end. `cpu_share` is how much of a core the busiest process of the load itself used in its busiest second:
-    near 1 it is the load that is measured. `lag` is the longest time for which its event loop was held up."""
+    near 1 it is the load that is measured. `lag` is the longest time for which its event loop was held up.
+    `is_interrupted`: Ctrl-C has ended it; what was in flight then is left out."""
 
     outcomes: list[Outcome] = field(default_factory=list)
     seconds: float = 0.0
     cpu_share: float = 0.0
     lag: float = 0.0
     processes: int = 1
+    is_interrupted: bool = False
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far a load is."""
+    """How far a load is. `refused` of the answers have another status than 200; `refusal` is one of them."""
 
     begun: int = 0
     ended: int = 0
     wrong: int = 0
     tokens: int = 0
+    refused: int = 0
+    refusal: Outcome | None = None
 
     def count(self, outcome: Outcome) -> None:
         self.ended += 1
         self.wrong += not outcome.is_right
         self.tokens += outcome.tokens
+        if outcome.status not in (0, 200):
+            self.refused += 1
+            self.refusal = outcome
 
 
 async def run(
@@ -83,19 +94,23 @@ async def run(
     progress: Progress | None = None,
     *,
     seed: int = 0,
+    stop: asyncio.Event | None = None,
 ) -> Run:
-    """A load from this event loop. `progress` is kept true meanwhile."""
+    """A load from this event loop. `progress` is kept true meanwhile. `stop` ends it early: what is in flight then is
+    given up and left out."""
     progress = progress or Progress()
     load = _Load(client, iter(workload), limit, progress)
     watch = _Watch()
     watching = asyncio.create_task(watch.keep_looking())
+    asking = asyncio.create_task(load.ask(arrivals, seed))
+    stopping = asyncio.create_task((stop or asyncio.Event()).wait())
     try:
-        if isinstance(arrivals, ClosedLoop):
-            await asyncio.gather(*(load.keep_asking() for _ in range(arrivals.concurrency)))
-        else:
-            await load.ask_at_random_times(arrivals.rate, random.Random(seed))
+        await asyncio.wait((asking, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if asking.done():
+            asking.result()
     finally:
-        watching.cancel()
+        for task in (watching, asking, stopping):
+            task.cancel()
     return Run(load.outcomes, _span(load.outcomes), watch.share(), watch.lag)
 
 
@@ -140,11 +155,17 @@ class _Load:
         self._progress.begun += 1
         return next(self._requests)
 
-    async def keep_asking(self) -> None:
+    async def ask(self, arrivals: Arrivals, seed: int) -> None:
+        if isinstance(arrivals, ClosedLoop):
+            await asyncio.gather(*(self._keep_asking() for _ in range(arrivals.concurrency)))
+        else:
+            await self._ask_at_random_times(arrivals.rate, random.Random(seed))
+
+    async def _keep_asking(self) -> None:
         while (request := self._next()) is not None:
             self._note(await self._client.ask(request))
 
-    async def ask_at_random_times(self, rate: float, choose: random.Random) -> None:
+    async def _ask_at_random_times(self, rate: float, choose: random.Random) -> None:
         due = time.perf_counter()
         async with asyncio.TaskGroup() as tasks:
             while True:
@@ -187,37 +208,67 @@ def run_in_processes(
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Run:
     """A load from so many processes, each with its part of the concurrency or of the rate, and of the requests.
-    `on_progress` is called a few times a second. The parts are joined."""
+    `on_progress` is called a few times a second; what it raises ends the load. The parts are joined.
+
+    Ctrl-C ends it with what has been measured so far, a second one at once. For the main thread.
+    """
     context = multiprocessing.get_context("spawn")
     links: dict[Connection, Progress] = {}
-    running = []
-    for number in range(processes):
-        ours, theirs = context.Pipe(duplex=False)
-        part = (_part(workload, number, processes), _part_of_arrivals(arrivals, number, processes))
-        arguments = (theirs, target, *part, _part_of_limit(limit, number, processes), number)
-        process = context.Process(target=_work, args=arguments, daemon=True)
-        process.start()
-        theirs.close()
-        links[ours] = Progress()
-        running.append(process)
+    running: list[BaseProcess] = []
     parts: list[Run] = []
-    while links:
-        for link in wait(list(links)):
-            assert isinstance(link, Connection)
-            try:
-                news = link.recv()
-            except EOFError:
-                raise RuntimeError("a process of the load has died") from None
-            if isinstance(news, Run):
-                parts.append(news)
-                done = links.pop(link)
-                done.ended = len(news.outcomes)
-            else:
-                links[link] = news
-        on_progress(_sum([*links.values()], parts))
-    for process in running:
-        process.join()
-    return _joined(parts)
+    is_interrupted = False
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal is_interrupted
+        is_interrupted = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for process in running:
+            process.terminate()
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    # A terminal sends Ctrl-C to the processes of the load as well, which inherit that it is blocked. What helps spawn
+    # to start them would unblock it when it starts itself.
+    resource_tracker.ensure_running()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        for number in range(processes):
+            ours, theirs = context.Pipe(duplex=False)
+            part = (_part(workload, number, processes), _part_of_arrivals(arrivals, number, processes))
+            arguments = (theirs, target, *part, _part_of_limit(limit, number, processes), number)
+            started = context.Process(target=_work, args=arguments, daemon=True)
+            started.start()
+            theirs.close()
+            links[ours] = Progress()
+            running.append(started)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        if is_interrupted:
+            # By way of another thread, which does not block it, when not all of them were there.
+            for process in running:
+                process.terminate()
+        while links:
+            for link in wait(list(links)):
+                assert isinstance(link, Connection)
+                try:
+                    news = link.recv()
+                except EOFError:
+                    if not is_interrupted:
+                        raise RuntimeError("a process of the load has died") from None
+                    # Before it could ask anything.
+                    news = Run()
+                if isinstance(news, Run):
+                    parts.append(news)
+                    links.pop(link)
+                else:
+                    links[link] = news
+            on_progress(_sum([*links.values()], parts))
+        for process in running:
+            process.join()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        signal.signal(signal.SIGINT, before)
+        for process in running:
+            process.kill()
+    return _joined(parts, is_interrupted)
 
 
 def _part(workload: Workload, number: int, processes: int) -> Workload:
@@ -251,13 +302,15 @@ def _sum(running: list[Progress], ended: list[Run]) -> Progress:
         total.ended += progress.ended
         total.wrong += progress.wrong
         total.tokens += progress.tokens
+        total.refused += progress.refused
+        total.refusal = progress.refusal or total.refusal
     return total
 
 
-def _joined(parts: list[Run]) -> Run:
+def _joined(parts: list[Run], is_interrupted: bool) -> Run:
     outcomes = sorted((outcome for part in parts for outcome in part.outcomes), key=lambda outcome: outcome.ended)
     share, lag = max(part.cpu_share for part in parts), max(part.lag for part in parts)
-    return Run(outcomes, _span(outcomes), share, lag, len(parts))
+    return Run(outcomes, _span(outcomes), share, lag, len(parts), is_interrupted)
 
 
 def _span(outcomes: list[Outcome]) -> float:
@@ -277,6 +330,8 @@ async def _work_and_tell(
 ) -> Run:
     client = target.client()
     progress = Progress()
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
 
     async def tell() -> None:
         while True:
@@ -285,7 +340,7 @@ async def _work_and_tell(
 
     telling = asyncio.create_task(tell())
     try:
-        return await run(client, workload, arrivals, limit, progress, seed=number)
+        return await run(client, workload, arrivals, limit, progress, seed=number, stop=stop)
     finally:
         telling.cancel()
         client.close()

@@ -17,6 +17,17 @@ def test_the_bodies_are_large_and_are_taken(name: str) -> None:
     assert LARGE_BODY < len(make()) <= Settings.model_fields["max_body_bytes"].default
 
 
+def test_a_word_that_is_in_no_name_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Beside one that is in some, too: it is a slip in either case."""
+    monkeypatch.setattr(sys, "argv", ["bench large", "--only", "tools", "--only", "nothing"])
+    with pytest.raises(SystemExit) as ended:
+        large.main()
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "no body has 'nothing' in its name; there are: 9,999 messages; " in said
+    assert all(name in said for name in large.CASES)
+
+
 def test_what_was_measured_is_shown() -> None:
     command = [sys.executable, "-m", "bench", "large", "--rounds", "1", "--only", "60 prompts of text"]
     command += ["--only", "no JSON"]

@@ -2,10 +2,16 @@
 
 import asyncio
 import json
+import os
+import pty
+import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,6 +23,7 @@ from bench.load.run import ClosedLoop, Limit, OpenLoop, Progress, Target, run, r
 from bench.load.workloads import CHAT_PATH, Expected, Format, Request, Shape, Workload, chat_request
 from bench.upstream.running import Upstream, running_upstream
 from bench.upstream.script import Model, answer_text
+from devtools.paths import ROOT
 
 MODEL = Model("bench", most_tokens=300, tokens_per_second=500)
 TOKENS = 20
@@ -254,3 +261,128 @@ def test_a_wrong_url_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None
         main(["load", "--url", "127.0.0.1:9000", "--model", "m", "--requests", "1"])
     assert ended.value.code == 2
     assert "is no URL such as" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", ["", "/", "/v1", "/v1/"])
+def test_the_url_with_and_without_v1_and_the_only_model(
+    path: str, upstream: Upstream, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["load", "--url", upstream.url + path, "--requests", "2", "--warmup", "0", "--answer-tokens", "2"]
+    assert main(flags) == 0
+    assert "2 of 2 answers right" in capsys.readouterr().out
+
+
+@contextmanager
+def refusing(status: int, message: str, models: list[str]) -> Iterator[str]:
+    """A server of these models that refuses every other request."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self._answer(200, {"data": [{"id": name} for name in models]})
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self._answer(status, {"error": {"message": message}})
+
+        def _answer(self, code: int, body: object) -> None:
+            data = json.dumps(body).encode()
+            self.send_response(code)
+            self.send_header("content-length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{http.server_port}"
+        http.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "flags", "advice"),
+    [
+        (404, "No such model.", ["--model", "nope"], "it does not serve 'nope' but 'a', 'b': give another --model"),
+        (404, "No such page.", ["--model", "a"], "check --url and --model"),
+        (400, "Too long.", ["--model", "a"], "give fewer --prompt-bytes or --answer-tokens, or another --workload"),
+        (401, "Who?", ["--model", "a"], "give it a key that it takes, by --api-key or OPENAI_API_KEY"),
+        (429, "Later.", ["--model", "a", "--warmup", "0"], "give a lower --concurrency or --rate"),
+        (500, "Broken.", ["--model", "a", "--warmup", "0", "--requests", "3"], "its own log should say why"),
+    ],
+)
+def test_where_everything_is_refused_it_ends_at_once(
+    status: int, message: str, flags: list[str], advice: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with refusing(status, message, ["a", "b"]) as url:
+        assert main(["load", "--url", url, *flags]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    start = f"bench load: {url} refuses every request, status {status}: {message.rstrip('.')}; "
+    assert said.err.startswith(start)
+    assert said.err.endswith(f"{advice}.\n")
+
+
+def test_the_model_has_to_be_said_where_there_are_several(capsys: pytest.CaptureFixture[str]) -> None:
+    with refusing(500, "", ["a", "b"]) as url:
+        assert main(["load", "--url", url]) == 2
+    assert capsys.readouterr().err == f"bench load: {url} serves 'a', 'b'; say which is meant.\n"
+
+
+def until(terminal: int, word: bytes) -> bytes:
+    """What comes from a terminal's program until it says this, or ends."""
+    shown = b""
+    while word not in shown:
+        try:
+            shown += os.read(terminal, 1 << 16)
+        except OSError:
+            break
+    return shown
+
+
+@contextmanager
+def on_a_terminal(*words: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A command whose error output is a terminal, in a group of processes of its own, as a shell starts it."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "bench", *words]
+    done = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=theirs, start_new_session=True)
+    os.close(theirs)
+    guard = threading.Timer(60, done.kill)
+    guard.start()
+    try:
+        yield done, ours
+    finally:
+        guard.cancel()
+        done.kill()
+        done.wait()
+        os.close(ours)
+
+
+def test_on_a_terminal_it_says_how_far_it_is_and_ctrl_c_keeps_what_was_measured(upstream: Upstream) -> None:
+    flags = ["--warmup", "2", "--workload", "decode", "--answer-tokens", "5", "--processes", "2", "--json", "-"]
+    with on_a_terminal("load", "--url", upstream.url, *flags) as (done, terminal):
+        shown = until(terminal, b" 28 s left")
+        assert b"warm-up: 2 of 2 answers, 0 in flight" in shown
+        assert b", 16 in flight, " in shown
+        os.killpg(done.pid, signal.SIGINT)
+        shown += until(terminal, b"interrupted; what was measured until then counts.")
+        assert done.stdout is not None
+        report = json.loads(done.stdout.read())
+        assert done.wait(30) == 130
+    assert b"Traceback" not in shown
+    assert b"Process " not in shown
+    assert report["all"]["requests"] > 0
+    assert report["all"]["wrong"] == 0
+    assert report["processes"] == 2
+
+
+def test_ctrl_c_before_anything_is_measured(upstream: Upstream) -> None:
+    flags = ["--workload", "decode", "--answer-tokens", "300"]
+    with on_a_terminal("load", "--url", upstream.url, *flags) as (done, terminal):
+        until(terminal, b"warm-up: starting")
+        os.killpg(done.pid, signal.SIGINT)
+        shown = until(terminal, b"interrupted; nothing was measured.")
+        assert done.wait(30) == 130
+    assert b"Traceback" not in shown

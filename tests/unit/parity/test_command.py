@@ -315,3 +315,11 @@ def test_what_a_server_has_not_is_not_asked_and_that_is_said(capsys: pytest.Capt
     assert "Not asked: requests at the limit of the context, since" in shown
     assert "chat: logprobs" in shown
     assert "  text: " not in shown
+
+
+def test_a_group_that_there_is_not_names_those_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["parity", "--url", "http://127.0.0.1:1", "--against", "http://127.0.0.1:1", "--only", "foo"])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert f"argument --only: 'foo' is none of the groups: {', '.join(Group)}" in said
