@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from gateway.openai.errors import ApiError, forget_where
-from gateway.openai.giving_way import empty
+from gateway.openai.giving_way import empty, is_aside
 from gateway.openai.schema import LARGE_BODY
 
 _T = TypeVar("_T")
@@ -79,6 +79,7 @@ async def aside(size: int, work: Callable[[], _T]) -> _T:
         return work()
     _quiet.begins()
     context = contextvars.copy_context()
+    context.run(is_aside.set, True)
     return await asyncio.get_running_loop().run_in_executor(_thread, context.run, _collecting_often, work)
 
 

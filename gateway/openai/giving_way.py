@@ -9,6 +9,7 @@ import functools
 import itertools
 from array import array
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -19,6 +20,10 @@ _Handler = Callable[[Any], Any]
 _Wrapper = Callable[[Any, _Handler], Any]
 
 _OF_A_MODEL = ("__dict__", "__pydantic_extra__", "__pydantic_fields_set__", "__pydantic_private__")
+
+is_aside: ContextVar[bool] = ContextVar("is_aside", default=False)
+"""Whether what is done now is done beside the event loop. Pieces are for that: for the same in one call, on the loop, a
+hundredth of the time may do."""
 
 AT_ONCE = 4096
 """Numbers or members that are looked at in one call: in a tenth of a millisecond."""

@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from gateway.openai import writing
 from gateway.openai.errors import ApiError, bad_request
-from gateway.openai.json_text import loads
+from gateway.openai.json_text import dumps, loads
 from gateway.translate.schema_walk import Path, refuse
 
 Kind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag"]
@@ -112,7 +111,7 @@ def _response_format(value: Any, place: str) -> Constraint | None:
         return _json_schema(inner, f"{place}.json_schema")
     if kind == "structural_tag":
         refuse_numbers_beyond_double(value, place)
-        return Constraint("structural_tag", writing.text(value).decode(), place)
+        return Constraint("structural_tag", dumps(value).decode(), place)
     raise bad_request(
         f"{place}.type must be text, json_object, json_schema or structural_tag, not {_a(kind)}.",
         f"{place}.type",

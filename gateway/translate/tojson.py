@@ -1,5 +1,5 @@
-"""What chat templates make of values of any size: their filter `tojson` writes them in pieces, and what they write is
-joined in pieces, between which other threads get the interpreter. Pure.
+"""What chat templates make of values of any size, beside the event loop: their filter `tojson` writes them in pieces,
+and what they write is joined in pieces, between which other threads get the interpreter. Pure.
 """
 
 from collections.abc import Callable
@@ -7,6 +7,7 @@ from typing import Any
 
 import jinja2
 
+from gateway.openai.giving_way import is_aside
 from gateway.openai.writing import is_small, join
 from gateway.openai.writing import written as pieces_of
 
@@ -23,7 +24,7 @@ def in_pieces(tojson: Callable[..., str]) -> Callable[..., str]:
     """A filter that writes what `tojson` does, which is `json.dumps` with other defaults."""
 
     def written(value: Any, *options: Any, **named: Any) -> str:
-        if is_small(value):
+        if not is_aside.get() or is_small(value):
             return tojson(value, *options, **named)
 
         def dumps(value: Any) -> str:

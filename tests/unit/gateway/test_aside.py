@@ -13,6 +13,7 @@ import pytest
 from gateway import aside as aside_module
 from gateway.aside import aside
 from gateway.openai.errors import ApiError, bad_request
+from gateway.openai.giving_way import is_aside
 from gateway.openai.schema import LARGE_BODY
 
 
@@ -45,6 +46,12 @@ async def test_a_failure_comes_through(size: int) -> None:
 
     with pytest.raises(ValueError, match="no"):
         await aside(size, fail)
+
+
+async def test_who_works_beside_the_loop_knows() -> None:
+    assert not await aside(LARGE_BODY - 1, is_aside.get)
+    assert await aside(LARGE_BODY, is_aside.get)
+    assert not is_aside.get()
 
 
 async def test_the_collector_looks_often_at_what_a_large_body_leaves() -> None:
